@@ -1,0 +1,1 @@
+"""Exact attention, dense and readable."""

@@ -1,0 +1,153 @@
+"""Is a backward pass the derivative of its forward pass?
+
+Take a random cotangent dy and look at the scalar L(x) = Σ dy ⊙ f(x). The backward pass claims
+dL/dx. Two ways to know:
+
+    complex step         dL/dx_k = Im L(x + i·h·e_k) / h,   h = 1e-30           exact to rounding, f
+    must be analytic
+    six-point difference dL/dx_k = Σ_s w_s L(x + s·h·e_k) / h                    error O(h⁶), any
+    smooth f
+
+A random cotangent, because the loss Σ softmax(x) has gradient zero and would let any mistake pass;
+every index, because a mistake at the border hides from a sample. Errors are relative to the norm of
+the whole array. Squire & Trapp, SIAM Review 40 (1998).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from minitransformer.arrays import Array
+from minitransformer.checks import tolerances
+
+# weights of f(x + s·h) for the sixth-order first derivative
+SIX_POINT = ((1, 45 / 60), (2, -9 / 60), (3, 1 / 60))
+
+
+def cotangent(like: Array, seed: int) -> Array:
+    """Random standard normal numbers in the shape of `like`."""
+    return np.random.default_rng([seed, 0xC07]).standard_normal(np.shape(like))
+
+
+def complex_step(loss: Callable[[Array], Any], x: Array, *, h: float = 1e-30) -> Array:
+    """The gradient of an analytic scalar function at `x`, index by index."""
+    gradient = np.zeros(x.shape)
+    for index in np.ndindex(x.shape):
+        moved = x.astype(np.complex128)
+        moved[index] += 1j * h
+        gradient[index] = np.imag(loss(moved)) / h
+    return gradient
+
+
+def central_difference(loss: Callable[[Array], Any], x: Array, *, h: float = 2e-3) -> Array:
+    """The gradient of a smooth scalar function at `x` by six-point differences, index by index."""
+    gradient = np.zeros(x.shape)
+    for index in np.ndindex(x.shape):
+        for s, weight in SIX_POINT:
+            for sign in (1, -1):
+                moved = x.copy()
+                moved[index] += sign * s * h
+                gradient[index] += sign * weight * loss(moved) / h
+    return gradient
+
+
+def directional_derivative(
+    loss: Callable[[Array], Any], x: Array, direction: Array, *, h: float = 2e-3
+) -> float:
+    """d/dt loss(x + t·direction) at t = 0 by six-point differences: one number for a large
+    array."""
+    return sum(
+        sign * weight * loss(x + sign * s * h * direction) / h
+        for s, weight in SIX_POINT
+        for sign in (1, -1)
+    )
+
+
+def relative_error(got: Array, expected: Array, *, floor: float = 1.0) -> float:
+    """‖got - expected‖ / max(‖expected‖, floor): entry by entry means nothing beside a saturated
+    softmax."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape, f"got shape {got.shape}, expected {expected.shape}"
+    if got.size == 0:
+        return 0.0
+    norm = float(
+        np.linalg.norm(np.asarray(expected, dtype=np.result_type(expected, np.float64)).ravel())
+    )
+    return float(np.linalg.norm((got - expected).ravel())) / max(norm, floor)
+
+
+def gradient_errors(
+    forward: Callable[..., Array],
+    gradients: Mapping[str, Array],
+    inputs: Mapping[str, Array],
+    dout: Array,
+    *,
+    analytic: bool = True,
+) -> dict[str, float]:
+    """The relative error of each claimed gradient.
+
+    `forward(**inputs)` returns the output alone; `gradients` maps the names of the inputs to what
+    the backward pass says. `analytic=False` uses six-point differences: for targets that do not
+    take complex arrays.
+    """
+    errors = {}
+    for name, claimed in gradients.items():
+
+        def loss(x: Array, name: str = name) -> Any:
+            return (dout * forward(**{**inputs, name: x})).sum()
+
+        numeric = (complex_step if analytic else central_difference)(loss, inputs[name])
+        errors[name] = relative_error(claimed, numeric)
+    return errors
+
+
+def assert_gradients(
+    forward: Callable[..., Array],
+    gradients: Mapping[str, Array],
+    inputs: Mapping[str, Array],
+    dout: Array,
+) -> None:
+    """Raise an AssertionError naming each input whose gradient is wrong.
+
+    The complex step is used where the target takes complex arrays; else, six-point differences with
+    their own tolerance.
+    """
+    try:
+        errors, limit = gradient_errors(forward, gradients, inputs, dout), tolerances.BACKWARD
+    except (TypeError, np.exceptions.ComplexWarning):
+        errors = gradient_errors(forward, gradients, inputs, dout, analytic=False)
+        limit = tolerances.BACKWARD_DIFFERENCES
+    wrong = {name: error for name, error in errors.items() if not error <= limit}
+    assert not wrong, "; ".join(
+        f"gradient of {name}: relative error {error:.1e}, allowed {limit:.0e}"
+        for name, error in wrong.items()
+    )
+
+
+def assert_close(
+    got: Array, expected: Array, tolerance: float = tolerances.FORWARD, what: str = "result"
+) -> None:
+    """Raise an AssertionError that shows the worst entry. Equal infinities agree; NaN agrees with
+    nothing."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape, f"{what}: got shape {got.shape}, expected {expected.shape}"
+    same_infinity = np.isinf(expected) & (got == expected)
+    difference = np.where(
+        same_infinity,
+        0,
+        np.abs(np.where(same_infinity, 0, got) - np.where(same_infinity, 0, expected)),
+    )
+    scale = max(1.0, float(np.abs(np.where(np.isfinite(expected), expected, 0)).max(initial=0)))
+    bad = ~(difference <= tolerance * scale)
+    if bad.any():
+        at = tuple(
+            int(i)
+            for i in np.unravel_index(
+                np.argmax(np.where(np.isnan(difference), np.inf, difference)), got.shape
+            )
+        )
+        raise AssertionError(
+            f"{what}: at index {at} got {got[at]}, expected {expected[at]} "
+            f"({int(bad.sum())} of {got.size} entries differ)"
+        )

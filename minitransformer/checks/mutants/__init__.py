@@ -1,0 +1,1 @@
+"""One file a mechanism, mirroring the package: named, explained wrong implementations."""

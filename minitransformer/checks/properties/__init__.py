@@ -1,0 +1,1 @@
+"""One file a mechanism, mirroring the package: the properties, each a function of a target."""
