@@ -1,0 +1,109 @@
+"""The repository's own gates: what the README and the packaging promise is true."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from minitransformer.checks.suite import suites
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def canonical(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def ranges(lines) -> dict[str, SpecifierSet]:
+    return {canonical((r := Requirement(line)).name): r.specifier for line in lines}
+
+
+def test_environment_yml_agrees_with_pyproject():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    plain = [d for d in environment["dependencies"] if isinstance(d, str)]
+    pip = next(d["pip"] for d in environment["dependencies"] if isinstance(d, dict))
+    conda = ranges([d for d in plain + pip if d not in ("pip", "-e .")])
+
+    extras = PROJECT["optional-dependencies"]
+    wanted = ranges(PROJECT["dependencies"] + extras["test"] + extras["notebook"])
+    wanted["python"] = SpecifierSet(PROJECT["requires-python"])
+    assert conda == wanted
+
+
+def run_python(code: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return result.stdout.strip()
+
+
+def test_importing_the_package_loads_neither_numba_nor_matplotlib():
+    heavy = run_python(
+        "import sys, minitransformer\n"
+        "print([m for m in ('numba', 'matplotlib', 'hypothesis', 'torch') if m in sys.modules])"
+    )
+    assert heavy == "[]"
+
+
+def test_importing_the_package_adds_little_to_numpy():
+    """Promised: under 0.15 s beyond NumPy. The median of five, with room for a busy machine."""
+    code = (
+        "import numpy, time\n"
+        "start = time.perf_counter()\n"
+        "import minitransformer\n"
+        "print(time.perf_counter() - start)"
+    )
+    seconds = sorted(float(run_python(code)) for _ in range(5))[2]
+    assert seconds < 0.6, f"import minitransformer took {seconds:.2f} s"
+
+
+EQUATION = re.compile(r"Eqs?\.\s+(\d+\.\d+)(?:\s*[-–]\s*(\d+\.\d+))?")
+
+
+def equations(text: str) -> set[str]:
+    """Every tag in a text; "Eq. 1.3 - 1.5" names three."""
+    found = set()
+    for first, last in EQUATION.findall(text):
+        found.add(first)
+        if last:
+            chapter, start = first.split(".")
+            found |= {f"{chapter}.{n}" for n in range(int(start), int(last.split(".")[1]) + 1)}
+    return found
+
+
+@pytest.mark.parametrize("suite", list(suites()), ids=lambda s: s.mechanism)
+def test_equation_tags_of_the_code_are_judged_by_a_property(suite):
+    path = suite.mechanism.replace(".", "/")
+    code = equations((ROOT / f"minitransformer/{path}.py").read_text(encoding="utf-8"))
+    judged = equations(
+        (ROOT / f"minitransformer/checks/properties/{path}.py").read_text(encoding="utf-8")
+    )
+    assert code, f"{path}.py carries no equation tag"
+    assert code - judged == set(), "equations that no property names"
+    assert judged - code == set(), "properties name equations that the code does not have"
+
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_to_files_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = [t for t in LINK.findall(text) if "://" not in t]
+    missing = [t for t in targets if not (ROOT / t).exists()]
+    assert not missing
+
+
+def test_makefile_has_every_target_the_readme_names():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    named = set(re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", readme, re.M))
+    missing = {a or b for a, b in named} - targets
+    assert not missing
