@@ -1,0 +1,1 @@
+"""Real data in, a metric out: one file a task."""

@@ -1,0 +1,1 @@
+"""Optimisers, learning rates, settings, the loop, and runs on disk that survive being killed."""
