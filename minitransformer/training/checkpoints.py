@@ -274,11 +274,11 @@ class RunFolder:
         return bool(left) or bool(self.checkpoints())
 
     def _acquire(self) -> None:
-        try:
-            with _explained(f"lock the run folder '{self.path}'"):
+        with _explained(f"lock the run folder '{self.path}'"):
+            try:
                 self._lock.acquire()
-        except filelock.Timeout as error:
-            raise RunError(f"run folder '{self.path}' is in use by another process") from error
+            except filelock.Timeout as error:
+                raise RunError(f"run folder '{self.path}' is in use by another process") from error
 
     def close(self) -> None:
         """Close the metrics and release the lock."""
