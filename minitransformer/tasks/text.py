@@ -4,11 +4,11 @@ The default text is CPython's own documentation (`pydoc_data.topics`, 460 000 ch
 no download); any UTF-8 file will do. It is cut once, by position: the first part trains, the last
 part validates. Loss is in nats per character; a person reads it in bits:
 
-    bits per character = loss / log 2  (Eq. 16.T1)
+    bits per character = loss / log 2
 
 The baselines look back at most n - 1 characters. With ML the ratio of counts on the training part,
 
-    p_n(c | h) = λ_n ML(c | h) + (1 - λ_n) p_{n-1}(c | h'),   p_0 = 1 / V  (Eq. 16.T2)
+    p_n(c | h) = λ_n ML(c | h) + (1 - λ_n) p_{n-1}(c | h'),   p_0 = 1 / V
 
 where h' is h without its oldest character and λ_n = 0 after a context never seen. Each λ_n is
 fitted on the last tenth of the *training* part (counts from the rest), then the counts are taken
@@ -33,7 +33,7 @@ PROBE_WINDOWS = 16
 
 
 def bits_per_character(loss: float) -> float:
-    """Nats to bits (Eq. 16.T1)."""
+    """Nats to bits."""
     return loss / math.log(2)
 
 
@@ -234,7 +234,7 @@ def _look_up(keys: Array, sorted_keys: Array, counts: Array) -> Array:
 
 
 def _mix(counts: _Counts, keys: Array, base: int, weight: float, lower: Array) -> Array:
-    """Eq. 16.T2 at each key, given p_{n-1} there."""
+    """p_n at each key, given p_{n-1} there."""
     seen = _look_up(keys // base, counts.contexts, counts.context_counts)
     ratio = _look_up(keys, counts.grams, counts.gram_counts) / np.maximum(seen, 1)
     return np.where(seen > 0, weight * ratio + (1 - weight) * lower, lower)
@@ -255,7 +255,7 @@ def _fit_weight(counts: _Counts, keys: Array, base: int, lower: Array) -> float:
 
 def ngram_bits(corpus: Corpus, orders: int = 3) -> list[float]:
     """Bits per character of the interpolated n-gram models of order 1, 2, ..., `orders` on the
-    validation part (Eq. 16.T2)."""
+    validation part."""
     base, train = len(corpus.vocabulary), corpus.train
     held_out = len(train) - max(len(train) // 10, 1)
     # p_0 on the held-out and on the validation tokens
