@@ -13,8 +13,10 @@ every index, because a mistake at the border hides from a sample. Errors are rel
 the whole array. Squire & Trapp, SIAM Review 40 (1998).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +25,30 @@ from minitransformer.checks import tolerances
 
 # weights of f(x + s·h) for the sixth-order first derivative
 SIX_POINT = ((1, 45 / 60), (2, -9 / 60), (3, 1 / 60))
+
+
+class Observation(NamedTuple):
+    """One gradient that was checked: whose, how wrong, how wrong it may be."""
+
+    name: str
+    error: float
+    limit: float
+
+
+_observer: contextvars.ContextVar[list[Observation] | None] = contextvars.ContextVar(
+    "observer", default=None
+)
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[list[Observation]]:
+    """Collect what every `assert_gradients` inside the block measures: the rows of a table."""
+    found: list[Observation] = []
+    token = _observer.set(found)
+    try:
+        yield found
+    finally:
+        _observer.reset(token)
 
 
 def cotangent(like: Array, seed: int) -> Array:
@@ -118,6 +144,9 @@ def assert_gradients(
     except (TypeError, np.exceptions.ComplexWarning):
         errors = gradient_errors(forward, gradients, inputs, dout, analytic=False)
         limit = tolerances.BACKWARD_DIFFERENCES
+    found = _observer.get()
+    if found is not None:
+        found.extend(Observation(name, error, limit) for name, error in errors.items())
     wrong = {name: error for name, error in errors.items() if not error <= limit}
     assert not wrong, "; ".join(
         f"gradient of {name}: relative error {error:.1e}, allowed {limit:.0e}"
