@@ -58,7 +58,7 @@ class Draw(NamedTuple):
     training: bool = True
     sample: int = 0
 
-    def stream(self, stream: Stream) -> int:
+    def stream(self, stream: int) -> int:
         """The stream of this draw: the plain one in training, one of its own for each Monte-Carlo
         sample."""
         return int(stream) + int(Stream.MONTE_CARLO) * self.sample
@@ -90,20 +90,26 @@ def philox(
     return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
 
 
-def random_bits(
-    draw: Draw, stream: Stream, layer: int, heads: Array, rows: Array, columns: Array
-) -> UInt32[Array, "*S"]:
-    """The word u32 of Eq. 4.1 at (b·H + h, i, j); the three index arrays broadcast together.
+def key_of(draw: Draw, stream: int, layer: int) -> tuple[int, int]:
+    """The key of Eq. 4.1.
 
     Raises
     ------
     ValueError
-        If seed, step or layer is outside the range that the law gives it.
+        If seed, step, sample or layer is outside the range that the law gives it.
     """
     require_in_range("draw.seed", draw.seed, 0, 2**32 - 1)
     require_in_range("draw.step", draw.step, 0, 2**32 - 1)
+    require_in_range("draw.sample", draw.sample, 0, 2**16 // Stream.MONTE_CARLO - 1)
     require_in_range("layer", layer, 0, 2**16 - 1)
-    key = (draw.seed, draw.stream(stream) << 16 | layer)
+    return draw.seed, draw.stream(stream) << 16 | layer
+
+
+def random_bits(
+    draw: Draw, stream: int, layer: int, heads: Array, rows: Array, columns: Array
+) -> UInt32[Array, "*S"]:
+    """The word u32 of Eq. 4.1 at (b·H + h, i, j); the three index arrays broadcast together."""
+    key = key_of(draw, stream, layer)
     heads, rows, columns = np.broadcast_arrays(heads, rows, columns)
     words = philox((columns >> 2, rows, heads, np.asarray(draw.step)), key)
     return np.take_along_axis(words, (columns & 3)[..., None], axis=-1)[..., 0]
@@ -112,12 +118,12 @@ def random_bits(
 def threshold(drop_rate: float | Array) -> Array:
     """T = round(p · 2³²) as uint64 (Eq. 4.2): 0 keeps everything, 2³² drops everything."""
     require_in_range("drop_rate", drop_rate, 0.0, 1.0)
-    return np.rint(np.asarray(drop_rate, dtype=np.float64) * 2.0**32).astype(np.uint64)
+    return np.asarray(np.rint(np.asarray(drop_rate, dtype=np.float64) * 2.0**32), dtype=np.uint64)
 
 
 def inclusion_probability(drop_rate: float | Array) -> Array:
     """π = (2³² - T) / 2³²: the exact probability of being kept (Eq. 4.2)."""
-    return (2.0**32 - threshold(drop_rate).astype(np.float64)) / 2.0**32
+    return np.asarray((2.0**32 - threshold(drop_rate).astype(np.float64)) / 2.0**32)
 
 
 def uniform(bits: UInt32[Array, "*S"]) -> Array:
