@@ -170,6 +170,30 @@ def require_same(
             )
 
 
+def read_matching(path: Path, about: Mapping[str, Any], tensors: Mapping[str, Array]) -> Checkpoint:
+    """Read a checkpoint that has to fit: the same `about`, and arrays of the same names, shapes and
+    dtypes as `tensors`.
+
+    Raises
+    ------
+    RunError
+        If it cannot be read or does not fit; the message names the file and the field.
+    """
+    checkpoint = read_checkpoint(path)
+    for name, wanted in about.items():
+        found = checkpoint.about.get(name)
+        if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+            require_same(path, f"{name}:", found, wanted)
+        else:
+            require_same(path, "the field", {name: found}, {name: wanted})
+
+    def shapes(arrays: Mapping[str, Array]) -> dict[str, str]:
+        return {name: f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()}
+
+    require_same(path, "the array", shapes(checkpoint.tensors), shapes(tensors))
+    return checkpoint
+
+
 # ---- the folder ----------------------------------------------------------------------------------
 
 

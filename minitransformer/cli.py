@@ -1,0 +1,374 @@
+"""The command line: reads words, calls the library, prints what it says.
+
+What a person gets wrong is answered with one line on stderr. Exit codes: 0 done, 1 it failed,
+2 the command or a setting makes no sense, 130 stopped by Ctrl-C. The result goes to stdout,
+everything on the way to stderr. Whatever is slow to import is imported where it is used.
+"""
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from minitransformer.tasks.text import Corpus
+    from minitransformer.training.checkpoints import RunFolder
+    from minitransformer.training.config import Config
+    from minitransformer.training.loop import Run
+
+FAILED, BAD_USAGE, STOPPED = 1, 2, 130
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+@app.callback()
+def about() -> None:
+    """Train a small stochastic Transformer on text, and look at what it does.
+
+    \b
+    minitransformer train                  train with the defaults, into runs/1
+    minitransformer sample runs/1          let the trained model write
+    minitransformer doctor                 is the installation sound?
+
+    Every command explains itself: minitransformer train --help
+    """
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _fail(message: object, code: int) -> NoReturn:
+    typer.echo(f"minitransformer: {message}", err=True)
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """While settings and texts are read, a ValueError is the user's."""
+    try:
+        yield
+    except ValueError as error:
+        _fail(error, BAD_USAGE)
+
+
+@contextlib.contextmanager
+def _running() -> Iterator[None]:
+    """What a run folder or the disk refuses is a failure, and no traceback."""
+    from minitransformer.training.checkpoints import RunError
+
+    try:
+        yield
+    except RunError as error:
+        _fail(error, FAILED)
+
+
+# ---- options that several commands take ----------------------------------------------------------
+
+Preset = Annotated[str, typer.Option(help="Settings to begin with: default or demo.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="A TOML file that changes them.")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change one more, e.g. training.steps=500. Repeatable."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def _config(
+    preset: str, file: Path | None, assignments: list[str] | None, text: Path | None = None
+) -> "Config":
+    from minitransformer.training.config import from_flat, load_config, to_flat
+
+    with _reading():
+        config = load_config(preset, file, assignments or ())
+        if text is not None:
+            config = from_flat(to_flat(config) | {"data.text": str(text)})
+        if config.data.text:  # a run may be resumed from another folder
+            path = str(Path(config.data.text).resolve())
+            config = from_flat(to_flat(config) | {"data.text": path})
+        return config
+
+
+# ---- train ---------------------------------------------------------------------------------------
+
+
+@app.command()
+def train(
+    preset: Preset = "default",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A UTF-8 text. Without: Python's own documentation."),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The run folder. Without: the next free runs/N."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --run, bit for bit.")
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print all settings as TOML, each explained, and stop.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a character Transformer with random attention masks.
+
+    Settings are a preset, changed by a TOML file, changed by --set. The run folder keeps them, the
+    metrics of every step, the last checkpoints and figures. A run that was stopped, by Ctrl-C or by
+    a power cut, goes on with --resume and ends with the same bits as one that was not.
+
+    \b
+    minitransformer train --preset demo                     two layers, about a minute
+    minitransformer train --text book.txt --run runs/book
+    minitransformer train --set stochastic.rate=0.3 --set stochastic.kind=block
+    minitransformer train --show > mine.toml                all settings; edit, then --config
+    minitransformer train --run runs/book --resume
+    """
+    if resume:
+        if run is None:
+            _fail("--resume needs --run DIR: which run should go on?", BAD_USAGE)
+        if config or assignments or text or preset != "default":
+            _fail(
+                f"--resume takes no other settings: a run keeps those in '{run}/config.toml'",
+                BAD_USAGE,
+            )
+        with _running(), _resumed(run) as (folder, settings, corpus):
+            _train(folder, settings, corpus, as_json)
+        return
+    settings = _config(preset, config, assignments, text)
+    if show:
+        from minitransformer.training.config import to_toml
+
+        typer.echo(to_toml(settings), nl=False)
+        return
+    with _running(), _started(run or _next_free(Path("runs")), settings) as (folder, corpus):
+        _train(folder, settings, corpus, as_json)
+
+
+def _next_free(folder: Path) -> Path:
+    n = 1
+    while (folder / str(n)).exists():
+        n += 1
+    return folder / str(n)
+
+
+def _corpus(config: "Config") -> "Corpus":
+    from minitransformer.tasks.text import load_corpus
+
+    data = config.data
+    with _reading():
+        return load_corpus(data.text, validation=data.validation, context=config.model.context)
+
+
+@contextlib.contextmanager
+def _started(path: Path, config: "Config") -> Iterator[tuple["RunFolder", "Corpus"]]:
+    from minitransformer.training.checkpoints import RunFolder
+
+    corpus = _corpus(config)  # first: a text that cannot serve leaves no folder behind
+    with RunFolder.create(path, config) as folder:
+        yield folder, corpus
+
+
+@contextlib.contextmanager
+def _resumed(path: Path) -> Iterator[tuple["RunFolder", "Config", "Corpus"]]:
+    from minitransformer.training.checkpoints import RunFolder
+
+    with RunFolder.open(path) as folder:
+        with _reading():
+            config = folder.config()
+        yield folder, config, _corpus(config)
+
+
+def _train(folder: "RunFolder", config: "Config", corpus: "Corpus", as_json: bool) -> None:
+    from rich.console import Console
+
+    from minitransformer.display import TrainingDisplay
+    from minitransformer.runs import build_run, changed_since_start
+    from minitransformer.training.config import advice
+
+    aside = Console(stderr=True, highlight=False, soft_wrap=True)
+    run = build_run(config, corpus, folder)
+    run.restore()
+    for sentence in advice(config):
+        aside.print(f"note: {sentence}", markup=False)
+    if run.trainer.step:
+        aside.print(f"going on after step {run.trainer.step}")
+        for change in changed_since_start(folder):
+            aside.print(f"note: not bit for bit from here: {change}", markup=False)
+    aside.print(
+        f"{len(corpus.train):,} characters of {corpus.source} into {folder.path}", markup=False
+    )
+    with (
+        _polite_stop() as stop,
+        TrainingDisplay(aside, config.training.steps, run.trainer.step) as display,
+    ):
+        for record in run:
+            display.show(record)
+            if stop.asked:
+                break
+    if not run.is_done:
+        run.save()
+        aside.print(
+            f"stopped and saved after step {run.trainer.step}; to go on:\n"
+            f"  minitransformer train --resume --run {folder.path}",
+            markup=False,
+        )
+        raise typer.Exit(STOPPED)
+    _report(run, folder, corpus, config, as_json)
+
+
+class _Stop:
+    """Whether Ctrl-C was pressed. The step that is going on is finished first, so that weights and
+    optimiser are of the same step; a second Ctrl-C does not wait."""
+
+    asked = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextlib.contextmanager
+def _polite_stop() -> Iterator[_Stop]:
+    stop = _Stop()
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _report(
+    run: "Run", folder: "RunFolder", corpus: "Corpus", config: "Config", as_json: bool
+) -> None:
+    """The end of a run: the model beside the baselines, and the figures."""
+    from rich.console import Console
+
+    from minitransformer.display import comparison, verdict
+    from minitransformer.runs import BASELINES, write_figures
+    from minitransformer.tasks.text import bits_per_character, ngram_bits
+
+    records, baselines = folder.records(), ngram_bits(corpus)
+    bits = bits_per_character(records[-1]["validation"])
+    figures = write_figures(folder.path / "figures", records, baselines, config.training.band)
+    if as_json:
+        result = {
+            "run": str(folder.path),
+            "steps": run.trainer.step,
+            "bits_per_character": {
+                "model": bits,
+                **dict(zip(BASELINES, baselines, strict=True)),
+            },
+            "skipped_steps": records[-1]["skipped_so_far"],
+            "text": {"source": corpus.source, "sha256": corpus.sha256},
+            "figures": [str(path) for path in figures],
+        }
+        typer.echo(json.dumps(result, indent=2))
+        return
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(comparison(bits, baselines))
+    out.print(verdict(bits, baselines))
+    out.print(f"figures: {folder.path / 'figures'}", markup=False)
+    out.print(f"next: minitransformer sample {folder.path}", markup=False)
+
+
+# ---- sample --------------------------------------------------------------------------------------
+
+
+@app.command()
+def sample(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    length: Annotated[int, typer.Option(help="Characters to write.")] = 400,
+    prompt: Annotated[
+        str | None, typer.Option(help="What to go on from. Without: a new line.")
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="0: always the likeliest character; 1: as the model says.")
+    ] = 0.8,
+    top_k: Annotated[
+        int, typer.Option(help="Draw among the k likeliest characters only; 0: all.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="The same seed writes the same text.")] = 0,
+) -> None:
+    """Let a trained model write.
+
+    The last checkpoint is read; the run may still be going on.
+
+    \b
+    minitransformer sample runs/1
+    minitransformer sample runs/1 --prompt "The with statement" --temperature 0.5
+    """
+    with _running(), _reading():
+        from minitransformer.runs import load_trained
+        from minitransformer.tasks.generate import generate
+
+        trained = load_trained(run)
+        characters = trained.vocabulary.characters
+        start = prompt if prompt is not None else ("\n" if "\n" in characters else characters[0])
+        tokens = generate(
+            trained.model,
+            trained.vocabulary.encode(start),
+            length,
+            context=trained.config.model.context,
+            temperature=temperature,
+            top_k=top_k,
+            seed=seed,
+        )
+        typer.echo(prompt or "", nl=False)
+        for token in tokens:
+            typer.echo(characters[token], nl=False)
+        typer.echo()
+
+
+# ---- doctor --------------------------------------------------------------------------------------
+
+
+@app.command()
+def doctor(
+    preset: Preset = "default",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Is the installation sound, and are the settings usual?
+
+    Looks at versions, compiles a function, counts threads, and says what optional packages would
+    enable. Settings outside the common ranges are named, not forbidden.
+
+    \b
+    minitransformer doctor
+    minitransformer doctor --config mine.toml --set stochastic.rate=0.9
+    """
+    from minitransformer.doctor import examine_installation, examine_settings
+
+    settings = _config(preset, config, assignments)
+    findings = [*examine_installation(), *examine_settings(settings)]
+    if as_json:
+        typer.echo(json.dumps([f._asdict() for f in findings], indent=2))
+    else:
+        width = max(len(f.topic) for f in findings)
+        for f in findings:
+            typer.echo(f"{f.state:<6}  {f.topic:<{width}}  {f.text}")
+    if any(f.state == "wrong" for f in findings):
+        raise typer.Exit(FAILED)

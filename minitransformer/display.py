@@ -1,0 +1,105 @@
+"""What a run looks like while it trains: a bar in a terminal, a line now and then elsewhere."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from minitransformer.tasks.text import bits_per_character
+
+Record = Mapping[str, Any]
+
+
+def bits(loss: float | None) -> str:
+    """A loss in nats as bits per character, for a narrow column."""
+    return "  – " if loss is None else f"{bits_per_character(loss):.2f}"
+
+
+def drop_rates(rates: list[float]) -> str:
+    """Drop rates of all layers in a few characters: ".50 .45 .41", the middle left out if many."""
+    shown = [f"{rate:.2f}".removeprefix("0") for rate in rates]
+    return " ".join(shown if len(shown) <= 6 else [*shown[:3], "…", *shown[-2:]])
+
+
+class TrainingDisplay:
+    """Shows each record of a run. Use as a context around the steps."""
+
+    def __init__(self, console: Console, steps: int, done: int = 0):
+        self.console, self.steps = console, steps
+        self._validation: float | None = None
+        self._outside: set[str] = set()
+        self._skipped = 0
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("[progress.description]{task.description}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=steps, completed=done)
+
+    def __enter__(self) -> "TrainingDisplay":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, record: Record) -> None:
+        """One step's record: move the bar, and say what deserves a line of its own."""
+        looked = record.get("look")
+        if looked is not None:
+            self._validation = looked["validation"]
+        text = (
+            f"bits/char {bits(record['loss'])}, validation {bits(self._validation)}"
+            f" · {record['clock']['tokens_per_second']:,.0f} tokens/s"
+            f" · drop {drop_rates(record['drop_rates'])}"
+        )
+        self._progress.update(self._task, completed=record["step"], description=text)
+        if self._progress.disable and (looked is not None or record["step"] == self.steps):
+            self.console.print(f"step {record['step']}/{self.steps}: {text}", highlight=False)
+        self._warn(record)
+
+    def _warn(self, record: Record) -> None:
+        """A warning once, when a series leaves its band; a skipped step, each time."""
+        outside = set(record["outside"])
+        for name in sorted(outside - self._outside):
+            self.console.print(
+                f"[yellow]step {record['step']}: {NAMES[name]} fluctuates by "
+                f"±{record['fluctuation'][name]:.3f} nats, outside the band[/]",
+                highlight=False,
+            )
+        self._outside = outside
+        if record["skipped"]:
+            self._skipped += 1
+            self.console.print(
+                f"[yellow]step {record['step']}: the gradient is not finite, step skipped "
+                f"({self._skipped} so far)[/]",
+                highlight=False,
+            )
+
+
+NAMES = {"loss": "the training loss (each step sees another batch)", "probe": "the probe's loss"}
+
+
+def comparison(model: float, baselines: list[float]) -> Table:
+    """The model beside the n-gram baselines, in bits per character of the validation text."""
+    table = Table("model", "bits/char", title="validation", title_justify="left")
+    for name, value in zip(["unigram", "bigram", "trigram"], baselines, strict=True):
+        table.add_row(f"{name}, interpolated", f"{value:.3f}")
+    table.add_row("[bold]this Transformer[/]", f"[bold]{model:.3f}[/]")
+    return table
+
+
+def verdict(model: float, baselines: list[float]) -> str:
+    """What the comparison means, in a sentence."""
+    names = ["unigram", "bigram", "interpolated trigram"]
+    beaten = [name for name, value in zip(names, baselines, strict=True) if model < value]
+    ahead = [name for name in names if name not in beaten]
+    if not beaten:
+        return "It beats no baseline yet: more steps, or a lower drop rate, would help."
+    return f"It beats the {beaten[-1]}" + (f"; the {ahead[-1]} is better." if ahead else ".")
