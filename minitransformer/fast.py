@@ -57,9 +57,9 @@ def _fill_keep(out, key, step, heads, rows, columns, thresholds):
                 c += 1
 
 
-def _law(draw: philox.Draw, stream: int, layer: int, *positions: Array) -> tuple:
+def _law(draw: philox.Draw, stream: int, layer: int, *vectors: Array) -> tuple:
     key = np.array(philox.key_of(draw, stream, layer), dtype=np.uint64)
-    return key, np.uint64(draw.step), *(np.ascontiguousarray(p, dtype=np.uint64) for p in positions)
+    return key, np.uint64(draw.step), *(np.ascontiguousarray(v, dtype=np.uint64) for v in vectors)
 
 
 def philox_bits(
@@ -88,7 +88,6 @@ def bernoulli_keep(
     out = np.empty((heads.size, rows.size, columns.size), dtype=np.bool_)
     _fill_keep(
         out.reshape(heads.size * rows.size, columns.size),
-        *_law(draw, stream, layer, heads, rows, columns),
-        np.ascontiguousarray(np.broadcast_to(thresholds, heads.shape), dtype=np.uint64),
+        *_law(draw, stream, layer, heads, rows, columns, np.broadcast_to(thresholds, heads.shape)),
     )
     return out
