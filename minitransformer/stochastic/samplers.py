@@ -119,8 +119,8 @@ class Sampled(NamedTuple):
     inverted, the share of a kept head for kind "head"; None if nothing is to be multiplied.
     """
 
-    keep: Bool[Array, "*B H N M"]
-    multiplier: Float[Array, "*B H N M"] | None
+    keep: Bool[Array, "*S N M"]
+    multiplier: Float[Array, "*S N M"] | None
 
 
 class _Site(NamedTuple):
@@ -241,7 +241,7 @@ def inclusion_probabilities(
     offset: int | None = None,
     row_start: int = 0,
     column_start: int = 0,
-) -> Float[Array, "*B H N M"]:
+) -> Float[Array, "*S N M"]:
     """π of every pair: 0 where the structural mask forbids it, 1 where it is protected.
 
     Raises
