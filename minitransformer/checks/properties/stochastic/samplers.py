@@ -376,7 +376,7 @@ def inverted_divides_by_the_inclusion(target, shape, structure, rate, seed):
 
 @suite.property("inclusion_probabilities", n=st.integers(1, 9), rate=rates, seed=seeds)
 def inclusion_has_the_closed_form(target, n, rate, seed):
-    """π on a row of n candidates, kind by kind: Eq. 4.2, Eq. 4.6, Eq. 4.7, Eq. 4.9; 0 for a forbidden pair."""
+    """π on a row of n candidates, kind by kind (Eq. 4.2 - 4.9); a forbidden pair has 0."""
     keep = np.append(np.ones(n, dtype=np.bool_), False)
     p = 1 - float(inclusion_probability(rate))
     rho = softmax_forward(logits((n,), seed))[0]
