@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from minitransformer import fast, philox
 from minitransformer.checks.strategies import seeds, sizes_or_empty
+from minitransformer.stochastic.samplers import KINDS, RandomMask, resolve
 
 # ---- random bits ---------------------------------------------------------------------------------
 
@@ -62,3 +63,22 @@ def test_philox_bits_of_a_whole_layer_do_not_depend_on_the_number_of_threads():
 def test_philox_bits_refuse_what_the_law_refuses():
     with pytest.raises(ValueError, match=r"draw\.sample must lie in \[0, 15\], got 16"):
         fast.philox_bits(philox.Draw(0, sample=16), 1, 0, *[np.arange(1)] * 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fast_masks_are_the_same_masks(kind):
+    compensation = "renormalise" if kind in ("gumbel", "head") else "inverted"
+    mask = RandomMask(kind, 0.5, tile=(3, 2), compensation=compensation)
+    shape, keep = (3, 2, 7, 11), np.tri(7, 11, 4, dtype=np.bool_)
+    given = {"keep": keep, "drop_rate": np.array([0.3, 0.6]), "batch_start": 5}
+    slow = resolve(mask, philox.Draw(3, 4), 1, shape, **given)
+    quick = resolve(mask, philox.Draw(3, 4), 1, shape, fast=True, **given)
+    for a, b in zip(slow, quick, strict=True):
+        assert (a is None and b is None) or np.array_equal(a, b)
+
+
+def test_fast_masks_draw_empty_rows_again_as_the_readable_ones_do():
+    mask = RandomMask("element", 0.9, protect_diagonal=False, min_keep=1)
+    masks = [resolve(mask, philox.Draw(1), 0, (4, 2, 9, 5), fast=f).keep for f in (False, True)]
+    assert np.array_equal(*masks)
+    assert masks[0].any(axis=-1).all()
