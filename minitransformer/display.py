@@ -30,7 +30,6 @@ class TrainingDisplay:
         self.console, self.steps = console, steps
         self._validation: float | None = None
         self._outside: set[str] = set()
-        self._skipped = 0
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(bar_width=None),
@@ -75,10 +74,9 @@ class TrainingDisplay:
             )
         self._outside = outside
         if record["skipped"]:
-            self._skipped += 1
             self.console.print(
                 f"[yellow]step {record['step']}: the gradient is not finite, step skipped "
-                f"({self._skipped} so far)[/]",
+                f"({record['skipped_so_far']} so far)[/]",
                 highlight=False,
             )
 

@@ -30,6 +30,14 @@ def _series(records: Records, *path: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(steps), np.array(values, dtype=float)
 
 
+def _to_bits(nats: Any) -> Any:
+    return nats / math.log(2)
+
+
+def _to_nats(bits: Any) -> Any:
+    return bits * math.log(2)
+
+
 def loss_figure(
     runs: Mapping[str, Records],
     *,
@@ -69,9 +77,7 @@ def loss_figure(
     if finite:  # the first steps of the thin line may leave the picture at the top
         ax.set_ylim(min(finite) - 0.15, max(finite) + 0.15)
     tidy(ax, xlabel="training step", ylabel="loss (nats per character)", title=title)
-    bits = ax.secondary_yaxis(
-        "right", functions=(lambda x: x / math.log(2), lambda x: x * math.log(2))
-    )
+    bits = ax.secondary_yaxis("right", functions=(_to_bits, _to_nats))
     bits.set_ylabel("bits per character", fontsize=9, color=INK)
     bits.tick_params(labelsize=8, colors=MUTED)
     ax.plot([], [], color=MUTED, alpha=0.5, linewidth=0.7, label="training loss of each step")

@@ -23,9 +23,8 @@ def choose(logits: Array, u: float, *, temperature: float = 1.0, top_k: int = 0)
         return int(np.argmax(logits))
     order = np.argsort(-logits, kind="stable")[: top_k or None]
     p, _ = softmax_forward((logits[order] - logits.max()) / temperature)
-    cumulative = np.cumsum(p)
-    # u < 1, but the sum may end a rounding below 1
-    return int(order[min(np.searchsorted(cumulative, u, side="right"), len(order) - 1)])
+    place = int(np.searchsorted(np.cumsum(p), u, side="right"))
+    return int(order[min(place, len(order) - 1)])  # the sum may end a rounding below 1
 
 
 def generate(

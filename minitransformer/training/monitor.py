@@ -45,7 +45,10 @@ class Monitor:
     def __init__(self, model: Any, task: Any, band: float):
         self.model, self.band = model, band
         self._probe, self._validation = task.probe(), task.quick_validation()
-        self._series = {"loss": deque(maxlen=LOSS_WINDOW), "probe": deque(maxlen=PROBE_WINDOW)}
+        self._series: dict[str, deque[float]] = {
+            "loss": deque(maxlen=LOSS_WINDOW),
+            "probe": deque(maxlen=PROBE_WINDOW),
+        }
         self._skipped = 0
 
     def look(self) -> dict[str, Any]:
