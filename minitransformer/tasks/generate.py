@@ -53,10 +53,10 @@ def generate(
         if value < 0:
             raise ValueError(f"{name} must be at least 0, got {value}")
     tokens = np.asarray(prompt)
-    zero = np.zeros((), dtype=np.int64)
-    for position in range(length):
+    zero = np.zeros(1, dtype=np.int64)
+    bits = random_bits(Draw(seed), Stream.SAMPLE, 0, zero, zero, np.arange(length))
+    for u in uniform(bits).tolist():
         logits, _ = model.forward(tokens[None, -context:], draw=Draw(seed, training=False))
-        bits = random_bits(Draw(seed, position), Stream.SAMPLE, 0, zero, zero, zero)
-        token = choose(logits[0, -1], float(uniform(bits)), temperature=temperature, top_k=top_k)
+        token = choose(logits[0, -1], u, temperature=temperature, top_k=top_k)
         tokens = np.append(tokens, token)
         yield token

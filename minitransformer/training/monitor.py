@@ -34,7 +34,7 @@ def fluctuation(values: Array) -> float:
     values = np.asarray(values, dtype=np.float64)
     t = np.arange(len(values)) - (len(values) - 1) / 2
     centred = values - values.mean()
-    slope = (t @ centred) / max(t @ t, 1)
+    slope = (t @ centred) / (t @ t or 1.0)  # one value has no slope
     return math.sqrt(np.mean((centred - slope * t) ** 2))
 
 
