@@ -25,9 +25,9 @@ from minitransformer.arrays import Array
 from minitransformer.attention.dense import (
     AttentionCache,
     AttentionGrads,
-    _require_shapes,
     attention_backward,
     attention_forward,
+    score_shape,
 )
 from minitransformer.philox import Draw
 from minitransformer.stochastic.samplers import (
@@ -93,7 +93,7 @@ def stochastic_attention_forward(
     if random_mask is None or not is_active(random_mask, draw, drop_rate):
         out, cache = attention_forward(q, k, v, keep=keep, **given)
         return out, StochasticCache(cache, None, None)
-    shape = _require_shapes(q, k, v)
+    shape = score_shape(q, k, v)
     scores = None
     if random_mask.proposal == "scores":
         # detached: the choice of keys carries no gradient, so only the real part takes part in it
