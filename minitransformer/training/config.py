@@ -16,6 +16,9 @@ from typing import Any
 
 import tomli_w
 
+from minitransformer.stochastic.samplers import COMPENSATIONS, KINDS, RandomMask
+from minitransformer.stochastic.schedules import OVER_LAYERS, OVER_TRAINING, Schedule
+
 VERSION = 1  # of the file format; a file of another version is refused
 
 
@@ -64,28 +67,24 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class StochasticSettings:
-    kind: str = setting(
-        "element",
-        "what is dropped together",
-        choices=("none", "element", "column", "block", "head"),
-    )
+    kind: str = setting("element", "what is dropped together", choices=("none", *KINDS))
     rate: float = setting(0.5, "probability of dropping, in the first layer", low=0, high=1)
     compensation: str = setting(
-        "renormalise", "how the kept weights make up for it", choices=("renormalise", "inverted")
+        "renormalise", "how the kept weights make up for it", choices=COMPENSATIONS
     )
-    schedule: str = setting(
-        "geometric",
-        "over the layers",
-        choices=("constant", "linear", "geometric", "cosine", "increasing"),
-    )
+    schedule: str = setting("geometric", "over the layers", choices=OVER_LAYERS)
     decay: float = setting(0.9, "geometric: rate of a layer / rate of the one below", low=0, high=1)
     decrement: float = setting(0.1, "linear: how much less each layer drops", low=0, high=1)
     warmup: str = setting(
-        "ramp",
-        "over the first steps: low and then full, or rising",
-        choices=("none", "hold", "ramp"),
+        "ramp", "over the first steps: low and then full, or rising", choices=OVER_TRAINING
     )
     warmup_fraction: float = setting(0.1, "of all steps that the warm-up takes", low=0, high=1)
+    low: float = setting(0.1, "hold: share of the rate that the warm-up drops", low=0, high=1)
+    first_layers: int = setting(1, "start local: layers that drop at the first step", low=1)
+    first_heads: int = setting(1, "start local: heads of each that drop at the first step", low=1)
+    widen_fraction: float = setting(
+        0.0, "start local: of all steps until every layer and head drops; 0: at once", low=0, high=1
+    )
     tile: int = setting(16, "block: positions on a side of a tile", low=1)
     protect_diagonal: bool = setting(True, "a character always attends to itself")
 
@@ -143,6 +142,7 @@ class Config:
             raise ValueError(
                 f"training.warmup is {training.warmup}, more than training.steps = {training.steps}"
             )
+        random_mask(self.stochastic)  # raises if its settings do not go together
         if self.data.validation in (0, 1):
             raise ValueError(
                 f"data.validation is {self.data.validation:g}: both parts need some text"
@@ -159,6 +159,28 @@ PRESETS: dict[str, dict[str, Any]] = {
         "training.steps": 800,
     },
 }
+
+
+# ---- what the model is given ---------------------------------------------------------------------
+
+
+def random_mask(settings: StochasticSettings) -> RandomMask | None:
+    """What to drop; None: nothing."""
+    if settings.kind == "none":
+        return None
+    return RandomMask(
+        kind=settings.kind,
+        rate=settings.rate,
+        tile=settings.tile,
+        protect_diagonal=settings.protect_diagonal,
+        compensation=settings.compensation,
+    )
+
+
+def drop_schedule(settings: StochasticSettings) -> Schedule:
+    """How much to drop in which layer, head and step."""
+    names = [f.name for f in dataclasses.fields(Schedule)]
+    return Schedule(**{name: getattr(settings, name) for name in names})
 
 
 # ---- keys ----------------------------------------------------------------------------------------
