@@ -32,6 +32,11 @@ def compute_dtype(*arrays: Array) -> np.dtype:
     return np.result_type(*widened)
 
 
+def narrowed(out: Array, like: Array) -> Array:
+    """`out` rounded to the dtype of `like`, if that is a narrow storage format."""
+    return out.astype(like.dtype) if like.dtype.itemsize == 2 else out
+
+
 def require_array(name: str, x: Any, *, min_ndim: int = 0) -> None:
     """Raise a TypeError unless `x` is a NumPy array of a floating (or complex) dtype."""
     if not isinstance(x, np.ndarray):
