@@ -17,7 +17,7 @@ from minitransformer.training.checkpoints import (
     read_checkpoint,
     write_atomically,
 )
-from minitransformer.training.config import Config, to_flat
+from minitransformer.training.config import Config, drop_schedule, random_mask, to_flat
 from minitransformer.training.loop import Run, Trainer
 
 BASELINES = ("unigram", "bigram", "trigram")
@@ -27,12 +27,27 @@ BITS = ("numpy", "numba", "blas", "threads", "processor")
 
 def build_model(config: Config, vocabulary: int) -> LanguageModel:
     """The model that these settings describe."""
+    model = config.model
     return LanguageModel(
-        config.model,
-        config.stochastic,
-        vocabulary=vocabulary,
-        seed=config.training.seed,
+        vocabulary,
+        layers=model.layers,
+        width=model.width,
+        heads=model.attention.heads,
+        groups=model.attention.groups or None,
+        context=model.context,
+        expansion=model.expansion,
+        positions=model.positions,
+        norm=model.norm,
+        placement=model.placement,
+        activation=model.activation,
+        tied=model.tied,
+        softcap=model.attention.softcap or None,
+        random_mask=random_mask(config.stochastic),
+        schedule=drop_schedule(config.stochastic),
         steps=config.training.steps,
+        seed=config.training.seed,
+        dtype=model.dtype,
+        fast=model.fast,
     )
 
 

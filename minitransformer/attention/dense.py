@@ -50,6 +50,7 @@ class AttentionCache(NamedTuple):
     scale: float
     softcap: SoftcapCache
     inputs: tuple[tuple[tuple[int, ...], np.dtype], ...]  # shape and dtype of q, k, v (and bias)
+    fast: bool  # the twin was taken: no bias, no soft-cap
 
 
 class AttentionGrads(NamedTuple):
@@ -70,12 +71,14 @@ def attention_forward(
     scale: float | None = None,
     softcap: float | None = None,
     check_finite: bool = True,
+    fast: bool = False,
 ) -> tuple[Inexact[Array, "*B H N E"], AttentionCache]:
     """Each query's weighted mean of the values  (Eq. 2.1, Eq. 2.2)
 
     `keep` is boolean, True = may attend. `bias` is added to the scores; -inf in it masks.
     `multiplier` scales the weights after softmax: an inverted-dropout mask, as data. Each
-    broadcasts to (*B, H, N, M).
+    broadcasts to (*B, H, N, M). `fast` takes the Numba twin of passes 2 and 3 where it exists:
+    real arrays, no bias, no soft-cap, nothing to check.
 
     Raises
     ------
@@ -90,30 +93,40 @@ def attention_forward(
 
     # pass 0: what nobody may read is 0, whatever stands there
     q_, k_, v_ = (x.astype(dtype, copy=False) for x in (q, k, v))
-    if allowed is not None:
+    finite = all(np.isfinite(x).all() for x in (q_, k_, v_))
+    if allowed is not None and not finite:
         read = np.any(_stack(allowed, k.shape[-3]), axis=-2)  # (*B, G, M): by some query
         k_, v_ = _silence(k_, read), _silence(v_, read)
         q_ = _silence(q_, np.any(allowed, axis=-1))
-    if check_finite:
+    if check_finite and not finite:
         for name, x in (("q", q_), ("k", k_), ("v", v_)):
             _require_finite(name, x)
 
-    # pass 1: scores; the queries of a group are more rows against the same keys
+    # pass 1: products; the queries of a group are more rows against the same keys
     groups = k.shape[-3]
     with np.errstate(over="ignore", invalid="ignore"):  # a masked pair may overflow
         product = _stack(q_, groups) @ np.swapaxes(k_, -1, -2)
-    scores = _unstack(product, shape) * scale  # (*B, H, N, M)
-    # pass 2: soft-cap, bias, keep
-    if softcap and allowed is not None:
-        scores = np.where(allowed, scores, 0)  # its slope is used at every pair
-    scores, softcap_cache = softcap_forward(scores, softcap)
-    if bias is not None:
-        scores = scores + bias.astype(dtype, copy=False)
-    if allowed is not None:
-        scores = np.where(allowed, scores, -np.inf)
-    # pass 3: softmax
-    lse, exponentials = logsumexp_forward(scores, check_finite=check_finite)
-    weights = exponentials.weights
+    scores = _unstack(product, shape)  # (*B, H, N, M)
+    softcap_cache = SoftcapCache(None)
+    plain = bias is None and not softcap and not check_finite
+    fast = fast and plain and scores.dtype in (np.float32, np.float64)
+    if fast:
+        from minitransformer import fast as twins
+
+        weights, lse = twins.masked_softmax(scores, scale, allowed)
+    else:
+        # pass 2: scale, soft-cap, bias, keep
+        scores = scores * scale
+        if softcap and allowed is not None:
+            scores = np.where(allowed, scores, 0)  # its slope is used at every pair
+        scores, softcap_cache = softcap_forward(scores, softcap)
+        if bias is not None:
+            scores = scores + bias.astype(dtype, copy=False)
+        if allowed is not None:
+            scores = np.where(allowed, scores, -np.inf)
+        # pass 3: softmax
+        lse, exponentials = logsumexp_forward(scores, check_finite=check_finite)
+        weights = exponentials.weights
     # pass 4: the multiplier, and the mean of the values
     if multiplier is not None:
         multiplier = _multiplier(multiplier, allowed, shape, dtype, check_finite)
@@ -122,7 +135,9 @@ def attention_forward(
 
     given = [x for x in (q, k, v, bias) if x is not None]
     inputs = tuple((x.shape, x.dtype) for x in given)
-    cache = AttentionCache(weights, lse, q_, k_, v_, out, multiplier, scale, softcap_cache, inputs)
+    cache = AttentionCache(
+        weights, lse, q_, k_, v_, out, multiplier, scale, softcap_cache, inputs, fast
+    )
     return out.astype(_out_dtype(q, k, v, bias), copy=False), cache
 
 
@@ -149,7 +164,9 @@ def attention_backward(
             raise ValueError(f"{name} has shape {x.shape}, the forward pass gave {like.shape}")
     weights, groups, shape = cache.weights, cache.k.shape[-3], cache.weights.shape
     alive = cache.lse != -np.inf
-    dout = _silence(dout.astype(weights.dtype, copy=False), alive)
+    dout = dout.astype(weights.dtype, copy=False)
+    if not np.isfinite(dout).all():  # only a NaN or infinity could be felt in a dead row
+        dout = _silence(dout, alive)
     dout_rows = _stack(dout, groups)
 
     # undo pass 4: out = (weights * multiplier) @ v
@@ -158,12 +175,18 @@ def attention_backward(
     dweights = _unstack(dout_rows @ np.swapaxes(cache.v, -1, -2), shape)
     if cache.multiplier is not None:
         dweights = dweights * cache.multiplier
-    # undo pass 3: softmax; the LSE's own gradient is the weights
-    dscores = softmax_backward(dweights, SoftmaxCache(weights, -1))
-    if dlse is not None:
-        dscores = dscores + weights * np.where(alive, dlse, 0)[..., None]
-    # undo pass 2: the bias was added, so dscores is its gradient too; then soft-cap
-    dproduct = _stack(softcap_backward(dscores, cache.softcap) * cache.scale, groups)
+    if cache.fast and dlse is None:
+        from minitransformer import fast as twins
+
+        dscores = twins.softmax_backward(dweights, weights, cache.scale)
+        dproduct = _stack(dscores, groups)
+    else:
+        # undo pass 3: softmax; the LSE's own gradient is the weights
+        dscores = softmax_backward(dweights, SoftmaxCache(weights, -1))
+        if dlse is not None:
+            dscores = dscores + weights * np.where(alive, dlse, 0)[..., None]
+        # undo pass 2: the bias was added, so dscores is its gradient too; then soft-cap
+        dproduct = _stack(softcap_backward(dscores, cache.softcap) * cache.scale, groups)
     # undo pass 1: product = q @ kᵀ, a group's rows summed
     dq = _unstack(dproduct @ cache.k, (*shape[:-1], cache.q.shape[-1]))
     dk = np.swapaxes(dproduct, -1, -2) @ _stack(cache.q, groups)
@@ -238,10 +261,7 @@ def _allowed(keep: Array | None, bias: Array | None, shape: tuple[int, ...]) -> 
 
 
 def _silence(x: Array, read: Array) -> Array:
-    """`x` (*X, R, C) with 0 in the rows that are not `read` (*B, R). Only a NaN or infinity there
-    could be felt, so a finite `x` is returned as it is."""
-    if np.isfinite(x).all():
-        return x
+    """`x` (*X, R, C) with 0 in the rows that are not `read` (*B, R)."""
     return np.where(read[..., None], x, 0)
 
 

@@ -1,1 +1,1 @@
-"""The parts with parameters: each a pure pair of functions, and a thin class that owns the arrays."""
+"""The parts with parameters: a pure pair of functions each, and a thin class that owns arrays."""

@@ -1,8 +1,8 @@
 """Parameters, and modules that own them.
 
-A layer is called as `out, cache = layer.forward(x)` and undone as `dx = layer.backward(dout, cache)`,
-which *adds* to the gradients of its parameters: a layer that was called three times owns three
-caches and collects three gradients.
+A layer is called as `out, cache = layer.forward(x)` and undone as `dx = layer.backward(dout,
+cache)`, which *adds* to the gradients of its parameters: a layer that was called three times owns
+three caches and collects three gradients.
 """
 
 from collections.abc import Iterator

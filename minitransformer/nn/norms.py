@@ -7,7 +7,7 @@ The variance is the biased one and ε stands under the root. arXiv:1607.06450, a
 Gemma's RMSNorm has offset 1.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Inexact
@@ -39,8 +39,10 @@ def layer_norm_forward(
     beta: Inexact[Array, "W"],
     *,
     eps: float = 1e-5,
+    fast: bool = False,
 ) -> tuple[Inexact[Array, "*B W"], NormCache]:
-    """Mean 0 and variance 1 along the last axis, then γ and β  (Eq. 16.4)
+    """Mean 0 and variance 1 along the last axis, then γ and β  (Eq. 16.4); `fast` takes the Numba
+    twin.
 
     Raises
     ------
@@ -49,20 +51,34 @@ def layer_norm_forward(
     """
     _require(x, eps, gamma=gamma, beta=beta)
     x_ = x.astype(compute_dtype(x, gamma, beta), copy=False)
+    if fast:
+        from minitransformer import fast as twins
+
+        out, normalised, inverse = twins.layer_norm(x_, gamma, beta, eps)
+        return narrowed(out, x), NormCache(normalised, inverse, gamma)
     centred = x_ - x_.mean(axis=-1, keepdims=True)
     inverse = _inverse_root((centred * centred).mean(axis=-1, keepdims=True), eps)
     normalised = centred * inverse
     return narrowed(normalised * gamma + beta, x), NormCache(normalised, inverse, gamma)
 
 
-def layer_norm_backward(dout: Inexact[Array, "*B W"], cache: NormCache) -> LayerNormGrads:
+def layer_norm_backward(
+    dout: Inexact[Array, "*B W"], cache: NormCache, *, fast: bool = False
+) -> LayerNormGrads:
     """g = dy ⊙ γ,   dx = r (g - mean g - x̂ mean(g x̂)),   dγ = Σ dy x̂,   dβ = Σ dy  (Eq. 16.5)"""
     normalised, inverse, gain = cache
+    rows = tuple(range(dout.ndim - 1))
+    dgamma, dbeta = (dout * normalised).sum(axis=rows), dout.sum(axis=rows)
+    if fast:
+        from minitransformer import fast as twins
+
+        return LayerNormGrads(
+            twins.layer_norm_backward(dout, normalised, inverse, gain), dgamma, dbeta
+        )
     g = dout * gain
     along = (g * normalised).mean(axis=-1, keepdims=True)
     dx = inverse * (g - g.mean(axis=-1, keepdims=True) - normalised * along)
-    rows = tuple(range(dout.ndim - 1))
-    return LayerNormGrads(dx, (dout * normalised).sum(axis=rows), dout.sum(axis=rows))
+    return LayerNormGrads(dx, dgamma, dbeta)
 
 
 def rms_norm_forward(
@@ -128,20 +144,15 @@ class LayerNorm(Module):
         self.beta = Parameter(np.zeros(width, dtype), decay=False)
         self.eps, self.fast = eps, fast
 
-    def forward(self, x: Inexact[Array, "*B W"]) -> tuple[Inexact[Array, "*B W"], Any]:
-        forward = layer_norm_forward
-        if self.fast:
-            from minitransformer.fast import layer_norm_forward as forward
-        return forward(x, self.gamma.value, self.beta.value, eps=self.eps)
+    def forward(self, x: Inexact[Array, "*B W"]) -> tuple[Inexact[Array, "*B W"], NormCache]:
+        gamma, beta = self.gamma.value, self.beta.value
+        return layer_norm_forward(x, gamma, beta, eps=self.eps, fast=self.fast)
 
-    def backward(self, dout: Inexact[Array, "*B W"], cache: Any) -> Inexact[Array, "*B W"]:
-        backward = layer_norm_backward
-        if self.fast:
-            from minitransformer.fast import layer_norm_backward as backward
-        dx, dgamma, dbeta = backward(dout, cache)
-        self.gamma.grad += dgamma
-        self.beta.grad += dbeta
-        return dx
+    def backward(self, dout: Inexact[Array, "*B W"], cache: NormCache) -> Inexact[Array, "*B W"]:
+        grads = layer_norm_backward(dout, cache, fast=self.fast)
+        self.gamma.grad += grads.gamma
+        self.beta.grad += grads.beta
+        return grads.x
 
 
 class RMSNorm(Module):

@@ -62,6 +62,7 @@ class ModelSettings:
     activation: str = setting("gelu", "of the feed-forward part", choices=("gelu", "swiglu"))
     tied: bool = setting(True, "one array embeds the characters and scores them")
     dtype: str = setting("float32", "of weights and arithmetic", choices=("float32", "float64"))
+    fast: bool = setting(True, "Numba twins of element-wise work; false: the readable NumPy")
     attention: AttentionSettings = field(default_factory=AttentionSettings)
 
 

@@ -93,7 +93,7 @@ class Trainer:
             "loss": float(loss),
             "gradient_norm": float(norm),
             "learning_rate": float(rate),
-            "drop_rates": [float(p) for p in drop_rates],
+            "drop_rates": [float(np.mean(p)) for p in drop_rates],
             "mask_density": [float(x) for x in cache.mask_density],  # kept / allowed, as drawn
             "skipped": skipped,
             "clock": {"seconds": seconds, "tokens_per_second": targets.size / seconds},

@@ -1,0 +1,1 @@
+"""Whole networks, put together from the parts in `nn`."""

@@ -1,0 +1,140 @@
+"""Multi-head attention with its four projections: the layer that a Transformer is made of.
+
+    q = split(x W_Q + b_Q),   k = split(m W_K + b_K),   v = split(m W_V + b_V)
+    y = join(attend(q, k, v)) W_O + b_O  (Eq. 16.30)
+
+m = x is self-attention, anything else cross-attention. `split` cuts the width into heads and moves
+them in front of the positions, (B, N, H·D) -> (B, H, N, D); `join` is its inverse. With fewer
+key/value heads than query heads W_K and W_V are narrower. Stochastic attention drops pairs by the
+layer's own index, so adding a layer changes no other layer's mask. arXiv:1706.03762.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Inexact
+
+from minitransformer.arrays import Array
+from minitransformer.nn.linear import Linear, LinearCache
+from minitransformer.nn.module import Module
+from minitransformer.philox import Draw
+from minitransformer.stochastic.compensation import (
+    StochasticCache,
+    stochastic_attention_backward,
+    stochastic_attention_forward,
+)
+from minitransformer.stochastic.samplers import RandomMask
+
+
+class MultiHeadCache(NamedTuple):
+    query: LinearCache
+    key: LinearCache
+    value: LinearCache
+    attention: StochasticCache
+    output: LinearCache
+    is_self: bool
+
+
+def split_heads(x: Inexact[Array, "*B N W"], heads: int) -> Inexact[Array, "*B H N D"]:
+    """(*B, N, H·D) -> (*B, H, N, D)"""
+    *leading, rows, width = x.shape
+    return np.swapaxes(x.reshape(*leading, rows, heads, width // heads), -2, -3)
+
+
+def join_heads(x: Inexact[Array, "*B H N D"]) -> Inexact[Array, "*B N W"]:
+    """(*B, H, N, D) -> (*B, N, H·D): heads move back *before* the axes are merged."""
+    *leading, heads, rows, width = x.shape
+    return np.swapaxes(x, -2, -3).reshape(*leading, rows, heads * width)
+
+
+class MultiHeadAttention(Module):
+    """Queries from x, keys and values from x or from a memory.
+
+    Raises
+    ------
+    ValueError
+        If the heads do not divide the width, or the key/value heads the heads.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        rng: np.random.Generator,
+        layer: int = 0,
+        groups: int | None = None,
+        random_mask: RandomMask | None = None,
+        softcap: float | None = None,
+        bias: bool = True,
+        std: float = 0.02,
+        output_std: float | None = None,
+        dtype: np.typing.DTypeLike = np.float64,
+        fast: bool = False,
+    ):
+        groups = heads if groups is None else groups
+        if heads < 1 or width % heads:
+            raise ValueError(f"heads is {heads}, which does not divide width = {width}")
+        if groups < 1 or heads % groups:
+            raise ValueError(f"groups is {groups}, which does not divide heads = {heads}")
+        self.heads, self.groups, self.layer = heads, groups, layer
+        self.random_mask, self.softcap, self.fast = random_mask, softcap, fast
+        narrow = width // heads * groups
+        for name, fan_out in (("query", width), ("key", narrow), ("value", narrow)):
+            made = Linear(width, fan_out, rng=rng, bias=bias, std=std, dtype=dtype)
+            setattr(self, name, made)
+        output_std = std if output_std is None else output_std
+        self.output = Linear(width, width, rng=rng, bias=bias, std=output_std, dtype=dtype)
+
+    query: Linear
+    key: Linear
+    value: Linear
+
+    def forward(
+        self,
+        x: Inexact[Array, "*B N W"],
+        *,
+        draw: Draw,
+        memory: Inexact[Array, "*B M W"] | None = None,
+        keep: Bool[Array, "..."] | None = None,
+        drop_rate: float | Float[Array, "H"] | None = None,
+    ) -> tuple[Inexact[Array, "*B N W"], MultiHeadCache]:
+        """Attend from x to `memory` (to x itself if there is none)  (Eq. 16.30). `keep` broadcasts
+        to (*B, H, N, M); `drop_rate` replaces the random mask's own rate."""
+        read = x if memory is None else memory
+        # pass 1: project and split
+        q, query = self.query.forward(x)
+        k, key = self.key.forward(read)
+        v, value = self.value.forward(read)
+        # pass 2: attend
+        attended, attention = stochastic_attention_forward(
+            split_heads(q, self.heads),
+            split_heads(k, self.groups),
+            split_heads(v, self.groups),
+            random_mask=self.random_mask,
+            draw=draw,
+            layer=self.layer,
+            keep=keep,
+            softcap=self.softcap,
+            drop_rate=drop_rate,
+            fast=self.fast,
+            check_finite=False,  # a step that overflows is skipped and counted, not a crash
+        )
+        # pass 3: join and project
+        out, output = self.output.forward(join_heads(attended))
+        return out, MultiHeadCache(query, key, value, attention, output, memory is None)
+
+    def backward(
+        self, dout: Inexact[Array, "*B N W"], cache: MultiHeadCache
+    ) -> tuple[Inexact[Array, "*B N W"], Inexact[Array, "*B M W"] | None]:
+        """Gradients of x and of the memory (None if x was its own memory, whose three gradients
+        are summed)."""
+        # undo pass 3
+        dattended = split_heads(self.output.backward(dout, cache.output), self.heads)
+        # undo pass 2
+        grads = stochastic_attention_backward(dattended, cache.attention)
+        # undo pass 1
+        dx = self.query.backward(join_heads(grads.q), cache.query)
+        dmemory = self.key.backward(join_heads(grads.k), cache.key)
+        dmemory = dmemory + self.value.backward(join_heads(grads.v), cache.value)
+        return (dx + dmemory, None) if cache.is_self else (dx, dmemory)
