@@ -9,7 +9,6 @@ import math
 
 import numba
 import numpy as np
-from numba.extending import overload
 
 from minitransformer import philox
 from minitransformer.arrays import Array, require_in_range
@@ -31,10 +30,10 @@ def _words(c0, c1, c2, c3, k0, k1):
     return c0, c1, c2, c3
 
 
-@numba.njit(nogil=True, cache=True, parallel=True)
+@numba.njit(nogil=True, cache=True)
 def _fill_bits(out, key, step, heads, rows, columns):
-    # each thread owns whole rows: the result does not depend on how many threads there are
-    for r in numba.prange(heads.size * rows.size):
+    # one thread: a second one would fight over the cores with those of the matrix products
+    for r in range(heads.size * rows.size):
         line = out[r]
         head, row = heads[r // rows.size], rows[r % rows.size]
         c = 0
@@ -46,9 +45,9 @@ def _fill_bits(out, key, step, heads, rows, columns):
                 c += 1
 
 
-@numba.njit(nogil=True, cache=True, parallel=True)
+@numba.njit(nogil=True, cache=True)
 def _fill_keep(out, key, step, heads, rows, columns, thresholds):
-    for r in numba.prange(heads.size * rows.size):
+    for r in range(heads.size * rows.size):
         line, least = out[r], thresholds[r // rows.size]
         head, row = heads[r // rows.size], rows[r % rows.size]
         c = 0
@@ -96,53 +95,10 @@ def bernoulli_keep(
     return out
 
 
-# ---- the exponential ----------------------------------------------------------------------------
+# ---- what follows surrounds NumPy's own exponential, which is as fast as it gets -----------------
 
-
-# Sums may be taken in any order, so that they vectorise; NaN and infinity keep their meaning. The
-# exponential is compiled without it: its two subtractions must stay two.
+# Sums may be taken in any order, so that they vectorise; NaN and infinity keep their meaning.
 _SUMS = {"reassoc", "contract", "nsz"}
-
-
-def _exp(x):
-    """e^x; in float32 by a polynomial that compilers turn into vector instructions."""
-    raise NotImplementedError  # replaced below, by the dtype of x
-
-
-@numba.njit(cache=True)
-def _exp32(x):
-    # x = n ln 2 + r with |r| <= ln 2 / 2; the polynomial is e^r to a rounding or two
-    given = x
-    x = min(max(x, np.float32(-87.3)), np.float32(88.3))
-    n = math.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
-    r = x - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + np.float32(1)
-    e = p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-    return e if given == given else given  # NaN stays NaN
-
-
-@overload(_exp)
-def _choose_exp(x):
-    return _exp32_of if x == numba.float32 else _exp64_of
-
-
-def _exp32_of(x):
-    return _exp32(x)
-
-
-def _exp64_of(x):
-    return math.exp(x)
-
-
-def _flat(*arrays: Array) -> list[Array]:
-    """Contiguous one-dimensional views (copies where there is no other way)."""
-    return [np.ascontiguousarray(a).reshape(-1) for a in arrays]
 
 
 def _require_real(name: str, *arrays: Array) -> None:
@@ -154,38 +110,45 @@ def _require_real(name: str, *arrays: Array) -> None:
 # ---- twins of attention.dense: softmax of scaled, masked scores (Eq. 2.1, Eq. 2.4) ---------------
 
 
-@numba.njit(nogil=True, cache=True, parallel=True, fastmath=_SUMS)
-def _softmax_rows(scores, scale, keep, lse):
+@numba.njit(nogil=True, cache=True)
+def _shift_rows(scores, scale, keep, maxima):
     batches, heads, rows, columns = scores.shape
-    for r in numba.prange(batches * heads * rows):
-        b, h, i = r // (heads * rows), r // rows % heads, r % rows
-        line, allowed = scores[b, h, i], keep[b, h, i]
-        largest = line.dtype.type(-np.inf)
-        for j in range(columns):
-            s = line[j] * scale if allowed[j] else line.dtype.type(-np.inf)
-            line[j] = s
-            largest = max(largest, s)
-        if largest == -np.inf:
-            line[:] = 0
-            lse[b, h, i] = -np.inf
-            continue
-        for j in range(columns):
-            e = _exp(line[j] - largest)
-            line[j] = e if allowed[j] else line.dtype.type(0)
+    for b in range(batches):
+        for h in range(heads):
+            for i in range(rows):
+                line, allowed = scores[b, h, i], keep[b, h, i]
+                largest = line.dtype.type(-np.inf)
+                for j in range(columns):
+                    line[j] = line[j] * scale if allowed[j] else line.dtype.type(-np.inf)
+                    largest = max(largest, line[j])
+                largest = line.dtype.type(0) if largest == -np.inf else largest
+                for j in range(columns):
+                    line[j] -= largest
+                maxima[b, h, i] = largest
+
+
+@numba.njit(nogil=True, cache=True, fastmath=_SUMS)
+def _normalise_rows(exponentials, lse):
+    rows, columns = exponentials.shape
+    for r in range(rows):
+        line = exponentials[r]
         total = line.dtype.type(0)
         for j in range(columns):
             total += line[j]
-        for j in range(columns):
-            line[j] /= total
-        lse[b, h, i] = largest + math.log(total)
+        if total == 0:
+            lse[r] = -np.inf
+        else:
+            share = 1 / total
+            for j in range(columns):
+                line[j] *= share
+            lse[r] += math.log(total)
 
 
-@numba.njit(nogil=True, cache=True, parallel=True, fastmath=_SUMS)
+@numba.njit(nogil=True, cache=True, fastmath=_SUMS)
 def _softmax_backward_rows(dweights, weights, scale):
-    batches, heads, rows, columns = weights.shape
-    for r in numba.prange(batches * heads * rows):
-        b, h, i = r // (heads * rows), r // rows % heads, r % rows
-        d, p = dweights[b, h, i], weights[b, h, i]
+    rows, columns = weights.shape
+    for r in range(rows):
+        d, p = dweights[r], weights[r]
         total = d.dtype.type(0)
         for j in range(columns):
             total += d[j] * p[j]
@@ -200,17 +163,19 @@ def masked_softmax(scores: Array, scale: float, keep: Array | None) -> tuple[Arr
     allowed = np.broadcast_to(np.True_ if keep is None else keep, scores.shape)
     lse = np.empty(scores.shape[:-1], scores.dtype)
     four = (math.prod(scores.shape[:-3]), *scores.shape[-3:])
-    _softmax_rows(
+    _shift_rows(
         scores.reshape(four), scores.dtype.type(scale), allowed.reshape(four), lse.reshape(four[:3])
     )
+    np.exp(scores, out=scores)
+    _normalise_rows(scores.reshape(lse.size, scores.shape[-1]), lse.reshape(-1))
     return scores, lse
 
 
 def softmax_backward(dweights: Array, weights: Array, scale: float) -> Array:
     """`scale · P ⊙ (dP - rowsum(P ⊙ dP))`. Overwrites `dweights`."""
     _require_real("softmax_backward", dweights, weights)
-    four = (math.prod(weights.shape[:-3]), *weights.shape[-3:])
-    _softmax_backward_rows(dweights.reshape(four), weights.reshape(four), weights.dtype.type(scale))
+    two = (math.prod(weights.shape[:-1]), weights.shape[-1])
+    _softmax_backward_rows(dweights.reshape(two), weights.reshape(two), weights.dtype.type(scale))
     return dweights
 
 
@@ -219,31 +184,39 @@ def softmax_backward(dweights: Array, weights: Array, scale: float) -> Array:
 _ROOT2, _CUBE = 2 * math.sqrt(2 / math.pi), 0.044715
 
 
-@numba.njit(nogil=True, cache=True, parallel=True, fastmath=_SUMS)
-def _gelu(x, out, slope):
-    one = x.dtype.type(1)
-    root, cube = x.dtype.type(_ROOT2), x.dtype.type(_CUBE)
-    three = x.dtype.type(3 * _CUBE)
-    for i in numba.prange(x.size):
-        # ½ (1 + tanh u) is the logistic function of 2u
-        square = x[i] * x[i]
-        share = one / (one + _exp(-root * x[i] * (one + cube * square)))
+@numba.njit(nogil=True, cache=True)
+def _gelu_exponents(x, exponent):
+    one, root, cube = x.dtype.type(1), x.dtype.type(_ROOT2), x.dtype.type(_CUBE)
+    for i in range(x.size):
+        u = root * x[i] * (one + cube * x[i] * x[i])
+        exponent[i] = -u if u > x.dtype.type(-80) else x.dtype.type(80)  # e^80 is all but infinite
+
+
+@numba.njit(nogil=True, cache=True)
+def _gelu(x, exponential, out):
+    one, root, three = x.dtype.type(1), x.dtype.type(_ROOT2), x.dtype.type(3 * _CUBE)
+    for i in range(x.size):
+        # ½ (1 + tanh u/2) is the logistic function of u
+        share = one / (one + exponential[i])
         out[i] = x[i] * share
-        slope[i] = share + x[i] * share * (one - share) * root * (one + three * square)
+        exponential[i] = share + out[i] * (one - share) * root * (one + three * x[i] * x[i])
 
 
 def gelu(x: Array) -> tuple[Array, Array]:
     """GELU by tanh, and its slope."""
     _require_real("gelu", x)
-    out, slope = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
-    _gelu(*_flat(x), out.reshape(-1), slope.reshape(-1))
-    return out, slope
+    flat, work = np.ascontiguousarray(x).reshape(-1), np.empty(x.size, x.dtype)
+    _gelu_exponents(flat, work)
+    np.exp(work, out=work)
+    out = np.empty(x.size, x.dtype)
+    _gelu(flat, work, out)
+    return out.reshape(x.shape), work.reshape(x.shape)
 
 
-@numba.njit(nogil=True, cache=True, parallel=True, fastmath=_SUMS)
+@numba.njit(nogil=True, cache=True, fastmath=_SUMS)
 def _layer_norm(x, gamma, beta, eps, out, normalised, inverse):
     rows, width = x.shape
-    for r in numba.prange(rows):
+    for r in range(rows):
         mean = x.dtype.type(0)
         for j in range(width):
             mean += x[r, j]
@@ -258,10 +231,10 @@ def _layer_norm(x, gamma, beta, eps, out, normalised, inverse):
             out[r, j] = normalised[r, j] * gamma[j] + beta[j]
 
 
-@numba.njit(nogil=True, cache=True, parallel=True, fastmath=_SUMS)
+@numba.njit(nogil=True, cache=True, fastmath=_SUMS)
 def _layer_norm_backward(dout, normalised, inverse, gain, dx):
     rows, width = dout.shape
-    for r in numba.prange(rows):
+    for r in range(rows):
         mean, along = dout.dtype.type(0), dout.dtype.type(0)
         for j in range(width):
             g = dout[r, j] * gain[j]

@@ -89,6 +89,7 @@ def stochastic_attention_forward(
         "scale": scale,
         "softcap": softcap,
         "check_finite": check_finite,
+        "fast": fast,
     }
     if random_mask is None or not is_active(random_mask, draw, drop_rate):
         out, cache = attention_forward(q, k, v, keep=keep, **given)
@@ -130,6 +131,7 @@ def compensated_attention_forward(
     scale: float | None = None,
     softcap: float | None = None,
     check_finite: bool = True,
+    fast: bool = False,
 ) -> tuple[Inexact[Array, "*B H N E"], StochasticCache]:
     """Attention with what was drawn given as data; its backward is `stochastic_attention_backward`.
 
@@ -147,6 +149,7 @@ def compensated_attention_forward(
         "scale": scale,
         "softcap": softcap,
         "check_finite": check_finite,
+        "fast": fast,
     }
     full = None
     if compensation == "inverted":
