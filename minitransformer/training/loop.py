@@ -99,6 +99,10 @@ class Trainer:
             "clock": {"seconds": seconds, "tokens_per_second": targets.size / seconds},
         }
 
+    @property
+    def is_done(self) -> bool:
+        return self.step >= self.settings.steps
+
     def state(self) -> dict[str, Array]:
         """Copies of everything that later steps depend on, by name."""
         weights = {f"model.{name}": p.value for name, p in self.model.parameters().items()}
@@ -117,6 +121,19 @@ class Trainer:
             }
         )
         self.step = step
+
+
+def watched(trainer: Trainer, monitor: Monitor) -> Iterator[Record]:
+    """Do the steps that are left; the record of each, with what the monitor has to say of it, and
+    in the last one the loss on the whole validation text."""
+    while not trainer.is_done:
+        record = trainer.advance()
+        if trainer.step % trainer.settings.look_every == 0 or trainer.is_done:
+            record["look"] = monitor.look()
+        if trainer.is_done:
+            record["validation"] = evaluate(trainer.model, trainer.task.validation())
+        record |= monitor.follow(record)
+        yield record
 
 
 class Run:
@@ -156,20 +173,12 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        return self.trainer.step >= self.trainer.settings.steps
+        return self.trainer.is_done
 
     def __iter__(self) -> Iterator[Record]:
-        settings = self.trainer.settings
-        while not self.is_done:
-            record = self.trainer.advance()
-            step = self.trainer.step
-            if step % settings.look_every == 0 or self.is_done:
-                record["look"] = self.monitor.look()
-            if self.is_done:
-                record["validation"] = evaluate(self.trainer.model, self.trainer.task.validation())
-            record |= self.monitor.follow(record)
+        for record in watched(self.trainer, self.monitor):
             self.folder.append(record)
-            if step % settings.save_every == 0 or self.is_done:
+            if self.trainer.step % self.trainer.settings.save_every == 0 or self.is_done:
                 self.save()
             yield record
 
