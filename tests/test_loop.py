@@ -14,7 +14,7 @@ from rich.console import Console
 
 from minitransformer.checks.suite import GATE
 from minitransformer.display import TrainingDisplay, drop_rates, verdict
-from minitransformer.nn.parameters import Parameter
+from minitransformer.nn.module import Parameter
 from minitransformer.philox import Draw, Stream, random_bits
 from minitransformer.tasks.generate import choose, generate
 from minitransformer.tasks.text import Corpus, TextTask, Vocabulary, ngram_bits
