@@ -55,6 +55,11 @@ class StochasticCache(NamedTuple):
     def lse(self) -> Array:
         return self.attention.lse
 
+    @property
+    def out(self) -> Array:
+        """What each head gave, before the heads are joined."""
+        return self.attention.out
+
 
 def stochastic_attention_forward(
     q: Inexact[Array, "*#B H N D"],
