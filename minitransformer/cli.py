@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from minitransformer import __version__
+
 if TYPE_CHECKING:
     from minitransformer.tasks.text import Corpus
     from minitransformer.training.checkpoints import RunFolder
@@ -36,8 +38,18 @@ def main() -> None:
     app()
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
 @app.callback()
-def about() -> None:
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print it.")
+    ] = False,
+) -> None:
     """Train a small stochastic Transformer on text, and look at what it does.
 
     \b
@@ -270,8 +282,15 @@ def _report(
     from minitransformer.tasks.text import bits_per_character, ngram_bits
 
     records, baselines = folder.records(), ngram_bits(corpus)
-    bits = bits_per_character(records[-1]["validation"])
     figures = write_figures(folder.path / "figures", records, baselines, config.training.band)
+    if records[-1]["validation"] is None:
+        skipped = records[-1]["skipped_so_far"]
+        _fail(
+            f"the loss is not a number any more ({skipped} steps were skipped; see "
+            f"'{folder.path / 'figures'}'): a lower training.learning_rate may help",
+            FAILED,
+        )
+    bits = bits_per_character(records[-1]["validation"])
     if as_json:
         result = {
             "run": str(folder.path),
@@ -319,10 +338,10 @@ def sample(
     minitransformer sample runs/1
     minitransformer sample runs/1 --prompt "The with statement" --temperature 0.5
     """
-    with _running(), _reading():
-        from minitransformer.runs import load_trained
-        from minitransformer.tasks.generate import generate
+    from minitransformer.runs import load_trained
+    from minitransformer.tasks.generate import generate
 
+    with _running(), _reading():
         trained = load_trained(run)
         characters = trained.vocabulary.characters
         start = prompt if prompt is not None else ("\n" if "\n" in characters else characters[0])
@@ -335,10 +354,10 @@ def sample(
             top_k=top_k,
             seed=seed,
         )
-        typer.echo(prompt or "", nl=False)
-        for token in tokens:
-            typer.echo(characters[token], nl=False)
-        typer.echo()
+    typer.echo(prompt or "", nl=False)
+    for token in tokens:
+        typer.echo(characters[token], nl=False)
+    typer.echo()
 
 
 # ---- doctor --------------------------------------------------------------------------------------

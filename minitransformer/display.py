@@ -30,6 +30,7 @@ class TrainingDisplay:
         self.console, self.steps = console, steps
         self._validation: float | None = None
         self._outside: set[str] = set()
+        self._skipping = False
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(bar_width=None),
@@ -64,7 +65,7 @@ class TrainingDisplay:
         self._warn(record)
 
     def _warn(self, record: Record) -> None:
-        """A warning once, when a series leaves its band; a skipped step, each time."""
+        """One warning when a series leaves its band, and one when steps begin to be skipped."""
         outside = set(record["outside"])
         for name in sorted(outside - self._outside):
             self.console.print(
@@ -73,12 +74,13 @@ class TrainingDisplay:
                 highlight=False,
             )
         self._outside = outside
-        if record["skipped"]:
+        if record["skipped"] and not self._skipping:
             self.console.print(
                 f"[yellow]step {record['step']}: the gradient is not finite, step skipped "
                 f"({record['skipped_so_far']} so far)[/]",
                 highlight=False,
             )
+        self._skipping = record["skipped"]
 
 
 NAMES = {"loss": "the training loss (each step sees another batch)", "probe": "the probe's loss"}

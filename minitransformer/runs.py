@@ -100,6 +100,8 @@ def load_trained(path: str | Path) -> Trained:
             f"training.save_every = {config.training.save_every} steps"
         )
     checkpoint = read_checkpoint(paths[-1])
+    if not isinstance(checkpoint.about.get("vocabulary"), str):
+        raise RunError(f"checkpoint '{paths[-1]}' lacks the field 'vocabulary'")
     vocabulary = Vocabulary(checkpoint.about["vocabulary"])
     model = build_model(config, len(vocabulary))
     for name, parameter in model.parameters().items():

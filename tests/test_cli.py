@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from minitransformer import cli
+from minitransformer import __version__, cli
 from minitransformer.tasks.text import python_topics
 from minitransformer.training.checkpoints import RunFolder, encode_checkpoint, read_checkpoint
 
@@ -127,6 +127,10 @@ def test_help_needs_nothing_heavy():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.stdout.strip() == "[]"
+
+
+def test_it_says_its_version(program):
+    assert program("--version").out.strip() == __version__
 
 
 def test_an_unknown_command_and_option_are_bad_usage(program):
@@ -422,6 +426,15 @@ def test_a_finished_run_says_its_result_again(program, finished):
     assert "trigram, interpolated" in ended.out
     assert f"minitransformer sample {finished}" in ended.out.replace("\n", " ")
     assert outcome(finished) == before
+
+
+def test_a_run_that_diverges_says_so(program, text, tmp_path):
+    wild = tiny(training__learning_rate=1e30, training__steps=20, training__look_every=5)
+    ended = program("train", *wild, "--text", text, "--run", tmp_path / "run")
+    refused(ended, 1, "the loss is not a number any more", "steps were skipped", "learning_rate")
+    records = RunFolder(tmp_path / "run").records()
+    assert len(records) == 20
+    assert records[-1]["skipped_so_far"] == sum(r["skipped"] for r in records) > 0
 
 
 def test_runs_are_numbered(program, text, tmp_path):

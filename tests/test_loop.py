@@ -16,6 +16,7 @@ from minitransformer.checks.suite import GATE
 from minitransformer.display import TrainingDisplay, drop_rates, verdict
 from minitransformer.nn.module import Parameter
 from minitransformer.philox import Draw, Stream, random_bits
+from minitransformer.plots.training import fluctuation_figure, loss_figure
 from minitransformer.tasks.generate import choose, generate
 from minitransformer.tasks.text import Corpus, TextTask, Vocabulary, ngram_bits
 from minitransformer.training.checkpoints import RunError, RunFolder
@@ -351,11 +352,14 @@ def test_a_warning_is_given_when_a_series_leaves_its_band_and_not_again():
     assert "the probe's loss fluctuates by ±0.070 nats, outside the band" in text
 
 
-def test_each_skipped_step_is_said():
-    text = shown([record_of(s, skipped=s > 1, skipped_so_far=s + 1) for s in (1, 2, 3)])
-    assert text.splitlines() == [
-        "step 2: the gradient is not finite, step skipped (3 so far)",
-        "step 3: the gradient is not finite, step skipped (4 so far)",
+def test_skipped_steps_are_said_when_they_begin():
+    skipped = {2: 1, 3: 2, 5: 3}
+    records = [
+        record_of(s, skipped=s in skipped, skipped_so_far=skipped.get(s)) for s in range(1, 6)
+    ]
+    assert shown(records).splitlines() == [
+        "step 2: the gradient is not finite, step skipped (1 so far)",
+        "step 5: the gradient is not finite, step skipped (3 so far)",
     ]
 
 
@@ -374,6 +378,34 @@ def test_many_layers_are_shown_by_the_first_and_the_last():
 )
 def test_the_verdict_names_what_was_beaten(model, said):
     assert verdict(model, [4.0, 3.0, 2.0]).startswith(said)
+
+
+# ---- figures -------------------------------------------------------------------------------------
+
+
+def test_two_runs_are_drawn_with_their_baselines_and_band():
+    runs = {
+        name: [
+            {"step": s, "loss": x, "look": {"probe": x, "validation": None if s == 2 else x + 1}}
+            for s, x in enumerate(losses, start=1)
+        ]
+        for name, losses in {"stochastic": [3.0, 2.0, 1.5], "dense": [3.0, 2.5, 2.2]}.items()
+    }
+    ax = loss_figure(runs, baselines={"bigram": 2.3}, band=0.1).axes[0]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in ax.lines}
+    assert drawn["stochastic, probe (±0.1 nats)"] == [[1, 3], [2, 2], [3, 1.5]]
+    assert drawn["dense, validation"] == [[1, 4], [3, 3.2]]  # a loss that was no number is left out
+    assert [t.get_text() for t in ax.texts] == ["bigram"]
+    low, high = ax.get_ylim()
+    assert low < 1.5 < 4 < high
+
+
+def test_fluctuation_is_drawn_against_its_band():
+    records = [{"step": s, "fluctuation": {"loss": 0.01 * s} if s > 2 else {}} for s in range(1, 6)]
+    ax = fluctuation_figure({"run": records}, band=0.02).axes[0]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in ax.lines}
+    assert drawn["training loss (other batches, other masks)"] == [[3, 0.03], [4, 0.04], [5, 0.05]]
+    assert ax.get_ylim()[1] > 0.05
 
 
 # ---- writing text --------------------------------------------------------------------------------

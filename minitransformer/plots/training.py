@@ -54,21 +54,20 @@ def loss_figure(
         steps, losses = _series(records, "loss")
         ax.plot(steps, losses, color=colour, alpha=0.25, linewidth=0.7)
         looked, probe = _series(records, "look", "probe")
-        _, validation = _series(records, "look", "validation")
+        checked, validation = _series(records, "look", "validation")
         label = f"{name}, " if len(runs) > 1 else ""
         ax.fill_between(looked, probe - band, probe + band, color=colour, alpha=0.25, linewidth=0)
         ax.plot(looked, probe, color=colour, linewidth=1.6, label=f"{label}probe (±{band:g} nats)")
-        ax.plot(looked, validation, "--", color=colour, linewidth=1.4, label=f"{label}validation")
+        ax.plot(checked, validation, "--", color=colour, linewidth=1.4, label=f"{label}validation")
         seen += [*probe, *validation]
     for name, value in (baselines or {}).items():
         ax.axhline(value, color=BASELINE, linewidth=1, linestyle=":")
         ax.annotate(
             name,
-            (1, value),
+            (0, value),
             xycoords=("axes fraction", "data"),
-            xytext=(-2, 2),
+            xytext=(2, 2),
             textcoords="offset points",
-            ha="right",
             fontsize=7,
             color=MUTED,
         )
@@ -81,7 +80,7 @@ def loss_figure(
     bits.set_ylabel("bits per character", fontsize=9, color=INK)
     bits.tick_params(labelsize=8, colors=MUTED)
     ax.plot([], [], color=MUTED, alpha=0.5, linewidth=0.7, label="training loss of each step")
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend(fontsize=8, frameon=False, loc="upper right")
     return fig
 
 
@@ -110,7 +109,7 @@ def fluctuation_figure(
             linewidth=1.4,
             label=f"{label}probe (same batch, full attention)",
         )
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.4 * ax.get_ylim()[1])  # room for the legend
     tidy(ax, xlabel="training step", ylabel="fluctuation (nats)", title=title)
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend(fontsize=8, frameon=False, loc="upper right")
     return fig

@@ -52,7 +52,18 @@ def generate(
     for name, value in {"length": length, "top_k": top_k}.items():
         if value < 0:
             raise ValueError(f"{name} must be at least 0, got {value}")
-    tokens = np.asarray(prompt)
+    return _write(model, np.asarray(prompt), length, context, temperature, top_k, seed)
+
+
+def _write(
+    model: Any,
+    tokens: Array,
+    length: int,
+    context: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+) -> Iterator[int]:
     zero = np.zeros(1, dtype=np.int64)
     bits = random_bits(Draw(seed), Stream.SAMPLE, 0, zero, zero, np.arange(length))
     for u in uniform(bits).tolist():

@@ -67,8 +67,10 @@ class Monitor:
 
     def _loss(self, batch: tuple[Array, Array]) -> tuple[float, Any]:
         inputs, targets = batch
-        logits, cache = self.model.forward(inputs, draw=Draw(0, training=False))
-        return float(cross_entropy_forward(logits, targets)[0]), cache
+        with np.errstate(over="ignore", invalid="ignore"):  # a diverged model has a loss of NaN
+            logits, cache = self.model.forward(inputs, draw=Draw(0, training=False))
+            loss, _ = cross_entropy_forward(logits, targets)
+        return float(loss), cache
 
     def follow(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Take note of a step's record, fresh or read back, and say what the series so far show:
