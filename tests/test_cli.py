@@ -310,7 +310,7 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(whole, text
     for _ in range(3):
         process = start(folder, text, resume=(folder / "config.toml").exists())
         done = len(RunFolder(folder).records()) if folder.exists() else 0
-        wait_for_steps(process, folder, moments.randrange(done, STEPS))
+        wait_for_steps(process, folder, moments.randint(done, STEPS))
         time.sleep(moments.uniform(0, 0.02))
         process.kill()
         process.communicate()
@@ -435,6 +435,16 @@ def test_a_run_that_diverges_says_so(program, text, tmp_path):
     records = RunFolder(tmp_path / "run").records()
     assert len(records) == 20
     assert records[-1]["skipped_so_far"] == sum(r["skipped"] for r in records) > 0
+
+
+def test_a_machine_that_rounds_differently_is_noticed(program, finished):
+    about = finished / "environment.json"
+    then = json.loads(about.read_text())
+    about.write_text(json.dumps(then | {"threads": 64}))
+    ended = program("train", "--resume", "--run", finished)
+    said = f"note: not bit for bit from here: threads was 64, is {then['threads']}"
+    assert said in ended.err.splitlines()
+    assert ended.err.count("not bit for bit") == 1
 
 
 def test_runs_are_numbered(program, text, tmp_path):
