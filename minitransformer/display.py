@@ -1,11 +1,12 @@
 """What a run looks like while it trains: a bar in a terminal, a line now and then elsewhere."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from minitransformer.tasks.text import bits_per_character
 
@@ -23,6 +24,16 @@ def drop_rates(rates: list[float]) -> str:
     return " ".join(shown if len(shown) <= 6 else [*shown[:3], "…", *shown[-2:]])
 
 
+class _Bar(Progress):
+    """A bar with a line of figures below it: both in one row need more than 80 columns."""
+
+    figures = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield Text(self.figures)
+
+
 class TrainingDisplay:
     """Shows each record of a run. Use as a context around the steps."""
 
@@ -31,11 +42,10 @@ class TrainingDisplay:
         self._validation: float | None = None
         self._outside: set[str] = set()
         self._skipping = False
-        self._progress = Progress(
+        self._progress = _Bar(
             TextColumn("training"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("[progress.description]{task.description}"),
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -59,7 +69,8 @@ class TrainingDisplay:
             f" · {record['clock']['tokens_per_second']:,.0f} tokens/s"
             f" · drop {drop_rates(record['drop_rates'])}"
         )
-        self._progress.update(self._task, completed=record["step"], description=text)
+        self._progress.figures = text
+        self._progress.update(self._task, completed=record["step"])
         if self._progress.disable and (looked is not None or record["step"] == self.steps):
             self.console.print(f"step {record['step']}/{self.steps}: {text}", highlight=False)
         self._warn(record)

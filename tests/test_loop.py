@@ -310,7 +310,7 @@ def test_heads_that_look_everywhere_and_at_one_place():
 
 def shown(records, steps=10, **console):
     out = io.StringIO()
-    with TrainingDisplay(Console(file=out, width=200, **console), steps) as display:
+    with TrainingDisplay(Console(file=out, **{"width": 200, **console}), steps) as display:
         for record in records:
             display.show(record)
     return out.getvalue()
@@ -339,9 +339,9 @@ def test_without_a_terminal_there_is_a_line_at_each_look():
 
 
 def test_in_a_terminal_there_is_a_bar():
-    text = shown([record_of(s) for s in range(1, 11)], force_terminal=True)
+    text = shown([record_of(s) for s in range(1, 11)], force_terminal=True, width=80)
     assert "10/10" in text
-    assert "12,346 tokens/s" in text
+    assert "bits/char 1.00, validation   –  · 12,346 tokens/s · drop .50 .45" in text
 
 
 def test_a_warning_is_given_when_a_series_leaves_its_band_and_not_again():
