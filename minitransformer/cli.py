@@ -53,6 +53,7 @@ def about(
     """Train a small stochastic Transformer on text, and look at what it does.
 
     \b
+    minitransformer demo                   prove, train, and write a page: start here
     minitransformer train                  train with the defaults, into runs/1
     minitransformer sample runs/1          let the trained model write
     minitransformer doctor                 is the installation sound?
@@ -358,6 +359,47 @@ def sample(
     for token in tokens:
         typer.echo(characters[token], nl=False)
     typer.echo()
+
+
+# ---- demo ----------------------------------------------------------------------------------------
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where the page and pictures go.")
+    ] = Path("demo"),
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """The main job: prove every gradient, train two models, write a page. About three minutes.
+
+    A dense and a stochastic model start from the same weights and see the same batches. The page
+    shows masks, schedule, losses, attention while it learns, and what both write.
+
+    \b
+    minitransformer demo
+    minitransformer demo --out /tmp/page --set training.steps=100      a short one
+    """
+    from rich.console import Console
+
+    from minitransformer.demo import run_demo
+    from minitransformer.tasks.text import load_corpus
+
+    config = _config("demo", None, assignments)
+    with _reading():
+        corpus = load_corpus(
+            config.data.text, validation=config.data.validation, context=config.model.context
+        )
+    with _running():
+        result = run_demo(folder, config, corpus, Console(stderr=True, highlight=False))
+    if as_json:
+        typer.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        typer.echo(f"the page: {folder / 'index.html'}")
+        typer.echo("next:     minitransformer train     (the default model, 5 to 15 minutes)")
+    if any(row.failure for row in result.proof):
+        _fail("a gradient is wrong: see the table above", FAILED)
 
 
 # ---- doctor --------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class FeedForward(Module):
     def forward(
         self, x: Inexact[Array, "*B N W"]
     ) -> tuple[Inexact[Array, "*B N W"], FeedForwardCache]:
+        activation: Any
         h, up = self.up.forward(x)
         if self.gate is None:
             gate = None

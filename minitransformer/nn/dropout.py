@@ -39,8 +39,8 @@ def dropout_forward(
     bits = random_bits(draw, Stream.DROPOUT, layer, np.zeros((1, 1), np.int64), i, j)
     kept = (bits.astype(np.uint64) >= threshold(drop_rate)).reshape(x.shape)
     probability = float(inclusion_probability(drop_rate))
-    factor = kept.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64)
-    factor = factor / probability if probability else factor
+    factor = kept * (1 / probability if probability else 0.0)
+    factor = factor.astype(np.float32 if x.dtype.itemsize <= 4 else np.float64)
     return (x * factor).astype(x.dtype, copy=False), DropoutCache(factor)
 
 

@@ -45,8 +45,6 @@ def inverse_root_rate(step: int, *, width: int, warmup: int) -> float:
         If a number is out of range.
     """
     if step < 0 or width < 1 or warmup < 1:
-        raise ValueError(
-            f"step must be >= 0, width and warmup >= 1, got {step}, {width}, {warmup}"
-        )
+        raise ValueError(f"step must be >= 0, width and warmup >= 1, got {step}, {width}, {warmup}")
     t = step + 1
     return width**-0.5 * min(t**-0.5, t * warmup**-1.5)
