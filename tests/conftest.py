@@ -30,7 +30,7 @@ jaxtyping.install_import_hook(
 @pytest.fixture
 def own_errors():
     """Switch the shape checks off: their TypeError would hide the library's own message for bad
-    input."""
+    input, and a mutant must fall to a property, not to them."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)

@@ -22,7 +22,7 @@ def test_reference_passes(statement):
 @pytest.mark.parametrize(
     "suite, mutant", MUTANTS, ids=[f"{s.mechanism}:{m.name.replace(' ', '_')}" for s, m in MUTANTS]
 )
-def test_mutant_is_killed(suite, mutant):
+def test_mutant_is_killed(suite, mutant, own_errors):
     assert mutant.killed_by, "a mutant that nothing kills"
     for name in mutant.killed_by:
         assert mutant.is_killed_by(suite[name]), f"{mutant.name!r} survives {name}"

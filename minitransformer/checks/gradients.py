@@ -78,18 +78,6 @@ def central_difference(loss: Callable[[Array], Any], x: Array, *, h: float = 2e-
     return gradient
 
 
-def directional_derivative(
-    loss: Callable[[Array], Any], x: Array, direction: Array, *, h: float = 2e-3
-) -> float:
-    """d/dt loss(x + t·direction) at t = 0 by six-point differences: one number for a large
-    array."""
-    return sum(
-        sign * weight * loss(x + sign * s * h * direction) / h
-        for s, weight in SIX_POINT
-        for sign in (1, -1)
-    )
-
-
 def relative_error(got: Array, expected: Array, *, floor: float = 1.0) -> float:
     """‖got - expected‖ / max(‖expected‖, floor): entry by entry means nothing beside a saturated
     softmax."""
@@ -144,14 +132,56 @@ def assert_gradients(
     except (TypeError, np.exceptions.ComplexWarning):
         errors = gradient_errors(forward, gradients, inputs, dout, analytic=False)
         limit = tolerances.BACKWARD_DIFFERENCES
-    found = _observer.get()
-    if found is not None:
-        found.extend(Observation(name, error, limit) for name, error in errors.items())
+    for name, error in errors.items():
+        _observe(name, error, limit)
     wrong = {name: error for name, error in errors.items() if not error <= limit}
     assert not wrong, "; ".join(
         f"gradient of {name}: relative error {error:.1e}, allowed {limit:.0e}"
         for name, error in wrong.items()
     )
+
+
+def assert_parameter_gradients(
+    loss: Callable[[], float],
+    parameters: Mapping[str, Any],
+    seed: int,
+    *,
+    limit: float = tolerances.MODEL,
+) -> None:
+    """Raise an AssertionError naming each parameter array whose `.grad` is not the derivative of
+    `loss()` with respect to its `.value`, along a random direction of unit length.
+
+    Every index would be too many for a whole model. Six-point differences; the values are moved
+    and put back; errors are relative to what a random direction sees of the gradient, ‖g‖/√n.
+    """
+    wrong = {}
+    for number, (name, parameter) in enumerate(parameters.items()):
+        value, grad = parameter.value, parameter.grad
+        if not value.size:
+            continue
+        direction = np.random.default_rng([seed, number]).standard_normal(value.shape)
+        direction /= np.linalg.norm(direction)
+        numeric, start, h = 0.0, value.copy(), 2e-3
+        for s, weight in SIX_POINT:
+            for sign in (1, -1):
+                value[...] = start + sign * s * h * direction
+                numeric += sign * weight * loss() / h
+        value[...] = start
+        seen = max(float(np.linalg.norm(grad)) / np.sqrt(value.size), 1e-3)
+        error = abs(float((grad * direction).sum()) - numeric) / seen
+        _observe(name, error, limit)
+        if not error <= limit:
+            wrong[name] = error
+    assert not wrong, "; ".join(
+        f"gradient of {name}: relative error {error:.1e}, allowed {limit:.0e}"
+        for name, error in wrong.items()
+    )
+
+
+def _observe(name: str, error: float, limit: float) -> None:
+    found = _observer.get()
+    if found is not None:
+        found.append(Observation(name, error, limit))
 
 
 def assert_close(

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import pkgutil
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -144,6 +145,8 @@ class Suite:
 
         def register(function: Callable) -> Callable:
             name = function.__name__.strip("_").replace("_", " ")
+            if isinstance(function, type):  # TiedScoresHaveNoGradient
+                name = re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()
             self.mutants.append(
                 Mutant(self.mechanism, name, why, replaces, function, killers, crashes)
             )
