@@ -54,6 +54,7 @@ def layer_norm_forward(
     if fast:
         from minitransformer import fast as twins
 
+        gamma, beta = (p.astype(x_.dtype, copy=False) for p in (gamma, beta))
         out, normalised, inverse = twins.layer_norm(x_, gamma, beta, eps)
         return narrowed(out, x), NormCache(normalised, inverse, gamma)
     centred = x_ - x_.mean(axis=-1, keepdims=True)
@@ -67,6 +68,7 @@ def layer_norm_backward(
 ) -> LayerNormGrads:
     """g = dy ⊙ γ,   dx = r (g - mean g - x̂ mean(g x̂)),   dγ = Σ dy x̂,   dβ = Σ dy  (Eq. 16.5)"""
     normalised, inverse, gain = cache
+    dout = dout.astype(compute_dtype(dout, normalised), copy=False)  # sums of rows are wide
     rows = tuple(range(dout.ndim - 1))
     dgamma, dbeta = (dout * normalised).sum(axis=rows), dout.sum(axis=rows)
     if fast:
