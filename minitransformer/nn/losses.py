@@ -51,6 +51,8 @@ def cross_entropy_forward(
         raise ValueError(f"targets must lie in [0, {classes}), got {flat[wrong][0]}")
 
     z = logits.reshape(flat.size, classes).astype(compute_dtype(logits), copy=False)
+    if not kept.all():
+        z = np.where(kept[:, None], z, 0)  # whatever stood there, NaN or inf, has no part in this
     safe = np.where(kept, flat, 0)
     # pass 1: log-softmax, written out because its exponentials serve the backward
     shifted = z - z.real.max(axis=-1, keepdims=True, initial=-np.inf) if classes else z
@@ -77,5 +79,4 @@ def cross_entropy_backward(
     dlogits = p - smoothing / shape[-1] if smoothing else p.copy()
     dlogits[np.arange(len(targets)), targets] -= 1 - smoothing
     share = np.where(kept, dloss / max(int(kept.sum()), 1), 0).astype(p.dtype)
-    # an ignored row is 0 whatever its logits were
-    return np.where(kept[:, None], dlogits * share[:, None], 0).reshape(shape)
+    return (dlogits * share[:, None]).reshape(shape)  # the share of an ignored row is 0
