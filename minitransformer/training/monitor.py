@@ -22,6 +22,13 @@ from typing import Any
 import numpy as np
 
 from minitransformer.arrays import Array
+from minitransformer.heads.health import (
+    attention_entropy_forward,
+    head_output_norm,
+    live_rows,
+    mean_over_rows,
+    weight_norm,
+)
 from minitransformer.nn.losses import cross_entropy_forward
 from minitransformer.philox import Draw
 
@@ -104,10 +111,12 @@ HEAD_MEASURES = ("entropy", "weight_norm", "output_norm")
 def head_measures(attention: Any) -> dict[str, Array]:
     """What each head of one layer does, averaged over the batch: (H,) each."""
     weights = attention.weights
-    log = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
-    entropy = -(weights * log).sum(-1).mean(-1)
-    norm = np.linalg.norm(weights, axis=(-2, -1))
-    output = np.linalg.norm(attention.out, axis=-1).mean(-1)
-    return {
-        name: x.mean(axis=0) for name, x in zip(HEAD_MEASURES, (entropy, norm, output), strict=True)
-    }
+    rows = live_rows(weights)
+    entropy, _ = attention_entropy_forward(weights)
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverged model has heads of NaN
+        found = (
+            mean_over_rows(entropy, rows),
+            weight_norm(weights),
+            head_output_norm(attention.out, rows=rows),
+        )
+    return {name: x.mean(axis=0) for name, x in zip(HEAD_MEASURES, found, strict=True)}

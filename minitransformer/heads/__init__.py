@@ -1,0 +1,1 @@
+"""Attention heads: how they are doing, what each is worth, which can go."""

@@ -1,0 +1,105 @@
+"""What the measures of a head say to bad input: the argument, what was expected, what came."""
+
+import numpy as np
+import pytest
+
+from minitransformer.heads.health import (
+    attention_entropy_backward,
+    attention_entropy_forward,
+    effective_support,
+    head_output_norm,
+    live_rows,
+    mean_distance,
+    mean_over_rows,
+    relative_entropy,
+    weight_norm,
+)
+
+pytestmark = pytest.mark.usefixtures("own_errors")
+
+FLAT = np.full((2, 3, 4), 0.25)
+MEASURES = {
+    "entropy": attention_entropy_forward,
+    "support": effective_support,
+    "relative": relative_entropy,
+    "norm": weight_norm,
+    "distance": lambda weights: mean_distance(weights, offset=0),
+    "live": live_rows,
+}
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+@pytest.mark.parametrize(
+    "weights, error, message",
+    [
+        ([[[1.0]]], TypeError, "weights must be a NumPy array, got list"),
+        (FLAT > 0, TypeError, "weights must hold floating-point numbers, got dtype bool"),
+        (FLAT[0], ValueError, r"weights needs at least 3 axes, got shape \(3, 4\)"),
+        (FLAT * 2, ValueError, "weights must be attention weights.* take them before any mult"),
+        (FLAT - 0.25 * np.eye(4)[0] * 2, ValueError, "weights must be attention weights"),
+    ],
+    ids=["list", "bool", "no heads", "multiplied", "negative"],
+)
+def test_a_map_that_is_none_is_refused(measure, weights, error, message):
+    with pytest.raises(error, match=message):
+        measure(weights)
+
+
+def test_a_diverged_model_is_measured_not_refused():
+    """The monitor looks at it and writes null."""
+    assert np.isnan(attention_entropy_forward(FLAT * np.nan)[0]).all()
+
+
+@pytest.mark.parametrize("offset", [0.5, None, True, np.zeros(3)])
+def test_an_offset_is_a_whole_number(offset):
+    with pytest.raises(TypeError, match="offset must be a whole number of positions, got"):
+        mean_distance(FLAT, offset=offset)
+
+
+def test_the_cotangent_has_the_shape_of_the_entropy():
+    _, cache = attention_entropy_forward(FLAT)
+    message = r"dentropy has shape \(2, 3, 4\), the forward pass gave \(2, 3\)"
+    with pytest.raises(ValueError, match=message):
+        attention_entropy_backward(FLAT, cache)
+
+
+@pytest.mark.parametrize(
+    "keep, error, message",
+    [
+        (np.ones((3, 4)), TypeError, "keep must be a boolean array"),
+        (np.ones((3, 5), bool), ValueError, r"keep has shape \(3, 5\), which does not broadcast"),
+        (np.tri(3, 4, 1, dtype=bool), ValueError, "keep forbids a pair that has weight"),
+    ],
+)
+def test_the_mask_is_that_of_the_map(keep, error, message):
+    with pytest.raises(error, match=message):
+        relative_entropy(FLAT, keep)
+
+
+@pytest.mark.parametrize(
+    "measure, rows, error, message",
+    [
+        ([[1.0]], None, TypeError, "measure must be a NumPy array, got list"),
+        (FLAT[0, 0], None, ValueError, "measure needs at least 2 axes"),
+        (FLAT[0], np.ones(4), TypeError, "rows must be a boolean array"),
+        (FLAT[0], np.ones(3, bool), ValueError, r"rows has shape \(3,\), which does not broadcast"),
+    ],
+)
+def test_rows_that_count_are_flags(measure, rows, error, message):
+    with pytest.raises(error, match=message):
+        mean_over_rows(measure, rows)
+
+
+@pytest.mark.parametrize(
+    "out, projection, error, message",
+    [
+        (FLAT > 0, None, TypeError, "out must hold floating-point numbers, got dtype bool"),
+        (FLAT[0], None, ValueError, "out needs at least 3 axes"),
+        (FLAT, np.ones((8, 5), int), TypeError, "projection must hold floating-point numbers"),
+        (FLAT, np.ones((5, 8)), ValueError, r"projection has shape \(5, 8\), expected 8 rows: 2 "),
+        (FLAT, np.ones(8), ValueError, r"projection has shape \(8,\), expected 8 rows"),
+    ],
+)
+def test_a_projection_has_rows_for_every_head(out, projection, error, message):
+    with pytest.raises(error, match=message):
+        head_output_norm(out, projection=projection)
