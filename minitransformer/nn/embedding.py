@@ -52,7 +52,7 @@ def embedding_backward(
 ) -> Inexact[Array, "V W"]:
     """Scatter-add the rows back to where they were read  (Eq. 16.3)"""
     dtable = np.zeros(cache.shape, compute_dtype(dout))
-    np.add.at(dtable, cache.tokens.ravel(), dout.reshape(-1, cache.shape[1]))
+    np.add.at(dtable, cache.tokens.ravel(), dout.reshape(cache.tokens.size, cache.shape[1]))
     if cache.padding_index is not None:
         dtable[cache.padding_index] = 0
     return dtable
