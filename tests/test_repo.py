@@ -107,3 +107,23 @@ def test_makefile_has_every_target_the_readme_names():
     named = set(re.findall(r"`make ([a-z-]+)`|^make ([a-z-]+)", readme, re.M))
     missing = {a or b for a, b in named} - targets
     assert not missing
+
+
+def test_the_readme_speaks_of_every_mechanism_that_has_a_suite():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    missing = [
+        s.mechanism
+        for s in suites()
+        if f"minitransformer/{s.mechanism.replace('.', '/')}.py" not in readme
+        and f"(minitransformer/{s.mechanism.split('.')[0]})" not in readme
+        and f"{s.mechanism.split('.')[-1]}.py" not in readme
+    ]
+    assert not missing
+
+
+def test_the_code_of_the_readme_runs():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    mine = "from minitransformer.attention.dense import attention_forward as my_attention_forward\n"
+    assert len(blocks) >= 2
+    run_python(mine + "\n".join(blocks))
