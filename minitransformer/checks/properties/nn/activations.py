@@ -14,8 +14,8 @@ suite = Suite("nn.activations")
 
 forms = st.sampled_from(["tanh", "erf"])
 shapes = st.sampled_from([(7,), (2, 3), (1, 1), (3, 1, 5), (0,), (2, 0, 3)])
-# ±1e3 is far beyond where the exponential of a float32 overflows
-magnitudes = st.sampled_from([1.0, 0.1, 5.0, 30.0, 1e3])
+# ±1e4 is far beyond 710, where an exponential overflows
+magnitudes = st.sampled_from([1.0, 0.1, 30.0, 1e4])
 
 
 def logistic(u):
