@@ -20,7 +20,7 @@ magnitudes = st.sampled_from([0.5, 3.0, 30.0])
 def normal(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> Array:
     """Standard normal numbers times `scale`, rounded to three decimals so that a person can read
     them."""
-    return np.round(np.random.default_rng(seed).standard_normal(shape) * scale, 3)
+    return np.asarray(np.round(np.random.default_rng(seed).standard_normal(shape) * scale, 3))
 
 
 @st.composite

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from minitransformer.arrays import Array, require_in_range
+from minitransformer.arrays import Array, require_array
 from minitransformer.nn.module import Parameter
 
 
@@ -40,25 +40,51 @@ def adamw_update(
 
     Raises
     ------
-    ValueError
-        If the shapes differ, or `step` is not counted from 1.
+    TypeError, ValueError
+        If an argument is no floating array, the shapes differ, `step` is not counted from 1, or a
+        number is out of range.
     """
+    require_array("value", value)
     for name, x in (("grad", grad), ("mean", mean), ("square", square)):
+        require_array(name, x)
         if x.shape != value.shape:
             raise ValueError(f"{name} has shape {x.shape}, value {value.shape}: they must agree")
     if step < 1:
         raise ValueError(f"step must be counted from 1, got {step}: the bias correction needs it")
+    _require_settings(betas, weight_decay, eps)
+    _require_rate(rate)
     beta1, beta2 = betas
     mean = beta1 * mean + (1 - beta1) * grad
     square = beta2 * square + (1 - beta2) * grad * grad
     unbiased = math.sqrt(1 - beta2**step)
     change = mean / (np.sqrt(square) / unbiased + eps)
     value = value * (1 - rate * weight_decay) - (rate / (1 - beta1**step)) * change
-    return AdamWUpdate(value, mean, square)
+    # a number is an array without axes: NumPy's arithmetic made it a scalar
+    return AdamWUpdate(np.asarray(value), np.asarray(mean), np.asarray(square))
+
+
+def _require_settings(betas: tuple[float, float], weight_decay: float, eps: float) -> None:
+    for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
+        if not 0 <= beta < 1:
+            raise ValueError(f"{name} must lie in [0, 1), got {beta}: at 1 nothing is ever learned")
+    for name, x in (("weight_decay", weight_decay), ("eps", eps)):
+        if not 0 <= x < math.inf:
+            raise ValueError(f"{name} must be finite and at least 0, got {x}")
+
+
+def _require_rate(rate: float) -> None:
+    if not 0 <= rate < math.inf:
+        raise ValueError(f"rate must be finite and at least 0, got {rate}")
 
 
 class AdamW:
-    """The optimiser of a model: two moments for each parameter, and one count of updates."""
+    """The optimiser of a model: two moments for each parameter, and one count of updates.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
 
     def __init__(
         self,
@@ -68,12 +94,7 @@ class AdamW:
         weight_decay: float = 0.0,
         eps: float = 1e-8,
     ):
-        for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
-            require_in_range(name, beta, 0.0, 1.0)
-            if beta == 1:
-                raise ValueError(f"{name} must be below 1: at 1 nothing is ever learned")
-        if not 0 <= weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
+        _require_settings(betas, weight_decay, eps)
         self.parameters = dict(parameters)
         self.betas, self.weight_decay, self.eps = betas, weight_decay, eps
         self.updates = 0
@@ -81,7 +102,14 @@ class AdamW:
         self.square = {name: np.zeros_like(p.value) for name, p in self.parameters.items()}
 
     def step(self, rate: float) -> None:
-        """Update every parameter by its gradient."""
+        """Update every parameter by its gradient, in the array that it has.
+
+        Raises
+        ------
+        ValueError
+            If `rate` is negative or not finite: nothing is changed then.
+        """
+        _require_rate(rate)
         self.updates += 1
         for name, p in self.parameters.items():
             new = adamw_update(
@@ -105,11 +133,22 @@ class AdamW:
         return {"step": np.array(self.updates), **means, **squares}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Continue from what `state()` gave."""
+        """Continue from what `state()` gave.
+
+        Raises
+        ------
+        ValueError
+            If it lacks an array, or one has another shape: nothing is changed then.
+        """
+        for key, x in self.state().items():
+            if key not in state:
+                raise ValueError(f"state lacks {key!r}: it is that of another model")
+            if state[key].shape != x.shape:
+                raise ValueError(f"state[{key!r}] has shape {state[key].shape}, expected {x.shape}")
         self.updates = int(state["step"])
-        for name in self.parameters:
-            self.mean[name][...] = state[f"mean.{name}"]
-            self.square[name][...] = state[f"square.{name}"]
+        for name, p in self.parameters.items():  # copies: what was read stays as it is
+            self.mean[name] = np.array(state[f"mean.{name}"], dtype=p.value.dtype)
+            self.square[name] = np.array(state[f"square.{name}"], dtype=p.value.dtype)
 
 
 def gradient_norm(parameters: Mapping[str, Parameter]) -> float:
