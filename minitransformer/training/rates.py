@@ -21,10 +21,12 @@ def cosine_rate(
     ValueError
         If a number is out of range.
     """
-    if step < 0 or steps < 1 or not 0 <= warmup <= steps:
+    if not (step >= 0 and steps >= 1 and 0 <= warmup <= steps):
         raise ValueError(
             f"step must be >= 0, steps >= 1 and 0 <= warmup <= steps, got {step}, {steps}, {warmup}"
         )
+    if not 0 <= peak < math.inf:
+        raise ValueError(f"peak must be finite and at least 0, got {peak}")
     if not 0 <= final_fraction <= 1:
         raise ValueError(f"final_fraction must lie in [0, 1], got {final_fraction}")
     if step < warmup:
@@ -44,7 +46,7 @@ def inverse_root_rate(step: int, *, width: int, warmup: int) -> float:
     ValueError
         If a number is out of range.
     """
-    if step < 0 or width < 1 or warmup < 1:
+    if not (step >= 0 and width >= 1 and warmup >= 1):
         raise ValueError(f"step must be >= 0, width and warmup >= 1, got {step}, {width}, {warmup}")
     t = step + 1
     return width**-0.5 * min(t**-0.5, t * warmup**-1.5)
