@@ -49,6 +49,31 @@ def require_array(name: str, x: Any, *, min_ndim: int = 0) -> None:
         raise ValueError(f"{name} needs at least {min_ndim} axes, got shape {x.shape}")
 
 
+def require_integers(name: str, x: Any) -> None:
+    """Raise a TypeError unless `x` is a NumPy array of integers."""
+    if not isinstance(x, np.ndarray) or not np.issubdtype(x.dtype, np.integer):
+        got = f"dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise TypeError(f"{name} must be an array of integers, got {got}")
+
+
+def require_cotangent(name: str, x: Any, shape: Sequence[int]) -> None:
+    """Raise a ValueError unless `x` has the shape of what the forward pass returned: one that
+    merely broadcasts would be summed wrongly, without a word."""
+    if np.shape(x) != tuple(shape):
+        raise ValueError(f"{name} has shape {np.shape(x)}, the forward pass gave {tuple(shape)}")
+
+
+def require_whole(least: int, **values: Any) -> None:
+    """Raise a TypeError or ValueError, under its own name, for a value that is no whole number or
+    below `least`."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(f"{name} must be a whole number, got {value!r}")
+        if value < least:
+            hint = " (-1: no limit)" if least == -1 else ""
+            raise ValueError(f"{name} must be at least {least}{hint}, got {value}")
+
+
 def require_bool(name: str, x: Any) -> None:
     """Raise a TypeError unless `x` is a boolean array: a float mask has two meanings, a boolean one
     has one."""

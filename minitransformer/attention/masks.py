@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Integer
 
-from minitransformer.arrays import Array
+from minitransformer.arrays import Array, require_whole
 
 ALIGNMENTS = ("lower_right", "upper_left")
 
@@ -78,7 +78,7 @@ def window(queries: int, keys: int, *, left: int, right: int, align: str) -> Mas
     A "sliding window of W keys", the query's own among them, is left = W - 1, right = 0.
     """
     o = offset(queries, keys, align)
-    _require_whole(-1, left=left, right=right)
+    require_whole(-1, left=left, right=right)
 
     def rule(i: Array, j: Array) -> Array:
         after = True if left == -1 else j >= i + o - left
@@ -93,8 +93,8 @@ def dilated(queries: int, keys: int, *, width: int, dilation: int, align: str) -
     |i + o - j| mod dilation = 0  (Eq. 3.4). arXiv:2004.05150.
     """
     o = offset(queries, keys, align)
-    _require_whole(0, width=width)
-    _require_whole(1, dilation=dilation)
+    require_whole(0, width=width)
+    require_whole(1, dilation=dilation)
 
     def rule(i: Array, j: Array) -> Array:
         distance = np.abs(i + o - j)
@@ -113,7 +113,7 @@ def strided(queries: int, keys: int, *, stride: int, part: str = "both", align: 
     before. "both" is their union in one mask.
     """
     o = offset(queries, keys, align)
-    _require_whole(1, stride=stride)
+    require_whole(1, stride=stride)
     _require_choice("part", part, ("local", "stride", "both"))
 
     def rule(i: Array, j: Array) -> Array:
@@ -133,7 +133,7 @@ def fixed(
     The last `summary` positions of each block speak for it to all later ones.
     """
     o = offset(queries, keys, align)
-    _require_whole(1, block=block, summary=summary)
+    require_whole(1, block=block, summary=summary)
     _require_choice("part", part, ("block", "summary", "both"))
     if summary > block:
         raise ValueError(f"summary is {summary}, more than block = {block}")
@@ -173,7 +173,7 @@ def padding(lengths: Integer[Array, "*B"], *, queries: int, keys: int) -> Mask:
     Dense, it is (*B, 1, N, M): an axis for the heads is left free. Query rows are not masked: a
     padded query has an output, and its loss is set to zero.
     """
-    _require_whole(0, queries=queries, keys=keys)
+    require_whole(0, queries=queries, keys=keys)
     if not isinstance(lengths, np.ndarray) or not np.issubdtype(lengths.dtype, np.integer):
         raise TypeError(f"lengths must be an array of integers, got {lengths!r}")
     if lengths.size and not (0 <= lengths.min() and lengths.max() <= keys):
@@ -212,18 +212,9 @@ def packed(query_segments: Integer[Array, "*#B N"], key_segments: Integer[Array,
 
 def offset(queries: int, keys: int, align: str) -> int:
     """The position of query row 0  (Eq. 3.1)"""
-    _require_whole(0, queries=queries, keys=keys)
+    require_whole(0, queries=queries, keys=keys)
     _require_choice("align", align, ALIGNMENTS)
     return keys - queries if align == "lower_right" else 0
-
-
-def _require_whole(least: int, **values: int) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise TypeError(f"{name} must be a whole number, got {value!r}")
-        if value < least:
-            hint = " (-1: no limit)" if least == -1 else ""
-            raise ValueError(f"{name} must be at least {least}{hint}, got {value}")
 
 
 def _require_choice(name: str, value: str, choices: Sequence[str]) -> None:

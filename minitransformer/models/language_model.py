@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Inexact, Integer
 
-from minitransformer.arrays import Array
+from minitransformer.arrays import Array, require_integers, require_whole
 from minitransformer.attention.masks import causal
 from minitransformer.nn.blocks import BlockCache, DecoderBlock, make_norm
 from minitransformer.nn.embedding import Embedding, EmbeddingCache
@@ -57,8 +57,9 @@ class LanguageModel(Module):
 
     Raises
     ------
-    ValueError
-        If a size does not fit (see MultiHeadAttention) or a choice is unknown.
+    TypeError, ValueError
+        If a size is no whole number from 1 on or does not fit (see MultiHeadAttention), or a choice
+        is unknown.
     """
 
     def __init__(
@@ -86,6 +87,8 @@ class LanguageModel(Module):
     ):
         if positions not in POSITIONS:
             raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
+        require_whole(1, vocabulary=vocabulary, layers=layers, width=width, heads=heads)
+        require_whole(1, context=context, expansion=expansion, steps=steps)
         rng = np.random.default_rng(seed)
         self.context, self.heads, self.steps = context, heads, steps
         self.schedule = schedule if random_mask is not None else None
@@ -138,6 +141,7 @@ class LanguageModel(Module):
         TypeError, ValueError
             If the tokens are no integers in [0, V), or more than the context holds.
         """
+        require_integers("tokens", tokens)
         if tokens.ndim != 2:
             raise ValueError(f"tokens must have shape (B, N), got {tokens.shape}")
         length = tokens.shape[1]

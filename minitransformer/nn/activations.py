@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Inexact
 
-from minitransformer.arrays import Array, compute_dtype, narrowed, require_array
+from minitransformer.arrays import Array, compute_dtype, narrowed, require_array, require_cotangent
 
 ROOT = math.sqrt(2 / math.pi)
 CUBE = 0.044715
@@ -69,6 +69,7 @@ def gelu_forward(
 
 def gelu_backward(dout: Inexact[Array, "..."], cache: ActivationCache) -> Inexact[Array, "..."]:
     """dx = dy (Φ(x) + x φ(x)), or dy (½(1 + t) + ½ x (1 - t²) t')  (Eq. 16.11)"""
+    require_cotangent("dout", dout, cache.slope.shape)
     return dout * cache.slope
 
 
@@ -95,4 +96,5 @@ def swiglu_forward(
 def swiglu_backward(dout: Inexact[Array, "..."], cache: SwigluCache) -> SwigluGrads:
     """da = dy b σ(a) (1 + a (1 - σ(a))),   db = dy a σ(a)  (Eq. 16.12)"""
     a, b, sigmoid = cache
+    require_cotangent("dout", dout, a.shape)
     return SwigluGrads(dout * b * sigmoid * (1 + a * (1 - sigmoid)), dout * a * sigmoid)

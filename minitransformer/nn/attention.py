@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Inexact
 
-from minitransformer.arrays import Array
+from minitransformer.arrays import Array, require_array, require_whole
 from minitransformer.nn.linear import Linear, LinearCache
 from minitransformer.nn.module import Module
 from minitransformer.philox import Draw
@@ -52,8 +52,9 @@ class MultiHeadAttention(Module):
 
     Raises
     ------
-    ValueError
-        If the heads do not divide the width, or the key/value heads the heads.
+    TypeError, ValueError
+        If a size is no whole number from 1 on, the heads do not divide the width, or the key/value
+        heads the heads.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class MultiHeadAttention(Module):
         fast: bool = False,
     ):
         groups = heads if groups is None else groups
-        if heads < 1 or width % heads:
+        require_whole(1, width=width, heads=heads, groups=groups)
+        require_whole(0, layer=layer)
+        if width % heads:
             raise ValueError(f"heads is {heads}, which does not divide width = {width}")
-        if groups < 1 or heads % groups:
+        if heads % groups:
             raise ValueError(f"groups is {groups}, which does not divide heads = {heads}")
-        self.heads, self.groups, self.layer = heads, groups, layer
+        self.width, self.heads, self.groups, self.layer = width, heads, groups, layer
         self.random_mask, self.softcap, self.fast = random_mask, softcap, fast
         narrow = width // heads * groups
         for name, fan_out in (("query", width), ("key", narrow), ("value", narrow)):
@@ -100,7 +103,20 @@ class MultiHeadAttention(Module):
         drop_rate: float | Float[Array, "H"] | None = None,
     ) -> tuple[Inexact[Array, "*B N W"], MultiHeadCache]:
         """Attend from x to `memory` (to x itself if there is none)  (Eq. 16.30). `keep` broadcasts
-        to (*B, H, N, M); `drop_rate` replaces the random mask's own rate."""
+        to (*B, H, N, M); `drop_rate` replaces the random mask's own rate.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If x or the memory is no floating array (*B, N, width), or an option does not fit.
+        """
+        for name, given in (("x", x), ("memory", memory)):
+            if given is not None:
+                require_array(name, given, min_ndim=2)
+                if given.shape[-1] != self.width:
+                    raise ValueError(
+                        f"{name} has width {given.shape[-1]}, the layer takes {self.width}"
+                    )
         read = x if memory is None else memory
         # pass 1: project and split
         q, query = self.query.forward(x)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Inexact
 
-from minitransformer.arrays import Array
+from minitransformer.arrays import Array, require_whole
 from minitransformer.nn.activations import (
     gelu_backward,
     gelu_forward,
@@ -70,6 +70,7 @@ class FeedForward(Module):
         fast: bool = False,
     ):
         _require_choice("activation", activation, ACTIVATIONS)
+        require_whole(1, hidden=hidden)
         self.activation, self.fast = activation, fast
         self.up = Linear(width, hidden, rng=rng, std=std, dtype=dtype)
         gated = activation == "swiglu"
@@ -130,6 +131,7 @@ class DecoderBlock(Module):
         fast: bool = False,
     ):
         _require_choice("placement", placement, PLACEMENTS)
+        require_whole(1, layers=layers)
         self.placement = placement
         # every block adds two terms to the residual stream: their variances are made to sum to one
         output_std = 0.02 / (2 * layers) ** 0.5

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Inexact
 
-from minitransformer.arrays import Array, require_array, require_in_range
+from minitransformer.arrays import Array, require_array, require_cotangent, require_in_range
 from minitransformer.philox import Draw, Stream, inclusion_probability, random_bits, threshold
 
 
@@ -46,4 +46,7 @@ def dropout_forward(
 
 def dropout_backward(dout: Inexact[Array, "*B W"], cache: DropoutCache) -> Inexact[Array, "*B W"]:
     """dx = dy ⊙ Z / π  (Eq. 16.14)"""
-    return dout if cache.factor is None else (dout * cache.factor).astype(dout.dtype, copy=False)
+    if cache.factor is None:
+        return dout
+    require_cotangent("dout", dout, cache.factor.shape)
+    return (dout * cache.factor).astype(dout.dtype, copy=False)

@@ -10,7 +10,14 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Inexact, Integer
 
-from minitransformer.arrays import Array, compute_dtype, require_array
+from minitransformer.arrays import (
+    Array,
+    compute_dtype,
+    require_array,
+    require_cotangent,
+    require_integers,
+    require_whole,
+)
 from minitransformer.nn.module import Module, Parameter
 
 
@@ -34,9 +41,9 @@ def embedding_forward(
         If tokens are no integers, or lie outside [0, V): a negative one would silently wrap around.
     """
     require_array("table", table)
-    if not isinstance(tokens, np.ndarray) or not np.issubdtype(tokens.dtype, np.integer):
-        got = tokens.dtype if isinstance(tokens, np.ndarray) else type(tokens).__name__
-        raise TypeError(f"tokens must be an array of integers, got {got}")
+    if table.ndim != 2:
+        raise ValueError(f"table must have shape (entries, width), got {table.shape}")
+    require_integers("tokens", tokens)
     if tokens.size and not (0 <= tokens.min() and tokens.max() < len(table)):
         raise ValueError(
             f"tokens must lie in [0, {len(table)}), got values from {tokens.min()} to "
@@ -51,6 +58,7 @@ def embedding_backward(
     dout: Inexact[Array, "*B W"], cache: EmbeddingCache
 ) -> Inexact[Array, "V W"]:
     """Scatter-add the rows back to where they were read  (Eq. 16.3)"""
+    require_cotangent("dout", dout, (*cache.tokens.shape, cache.shape[1]))
     dtable = np.zeros(cache.shape, compute_dtype(dout))
     np.add.at(dtable, cache.tokens.ravel(), dout.reshape(cache.tokens.size, cache.shape[1]))
     if cache.padding_index is not None:
@@ -70,6 +78,7 @@ class Embedding(Module):
         std: float = 0.02,
         dtype: np.typing.DTypeLike = np.float64,
     ):
+        require_whole(1, entries=entries, width=width)
         table = rng.standard_normal((entries, width)) * std
         self.weight = Parameter(table.astype(dtype), decay=False)
 

@@ -11,7 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Inexact
 
-from minitransformer.arrays import Array, compute_dtype, narrowed, require_array
+from minitransformer.arrays import (
+    Array,
+    compute_dtype,
+    narrowed,
+    require_array,
+    require_cotangent,
+    require_whole,
+)
 from minitransformer.nn.module import Module, Parameter
 
 
@@ -59,6 +66,7 @@ def linear_forward(
 
 def linear_backward(dout: Inexact[Array, "*B O"], cache: LinearCache) -> LinearGrads:
     """dx = dy Wᵀ,   dW = xᵀ dy,   db = Σ_rows dy  (Eq. 16.2)"""
+    require_cotangent("dout", dout, (*cache.x.shape[:-1], cache.weight.shape[1]))
     dtype = compute_dtype(dout, cache.weight)
     rows, drows = _rows(cache.x).astype(dtype, copy=False), _rows(dout).astype(dtype, copy=False)
     dx = (drows @ cache.weight.T).reshape(cache.x.shape)
@@ -82,6 +90,7 @@ class Linear(Module):
         std: float = 0.02,
         dtype: np.typing.DTypeLike = np.float64,
     ):
+        require_whole(1, fan_in=fan_in, fan_out=fan_out)
         weight = rng.standard_normal((fan_in, fan_out)) * std
         self.weight = Parameter(weight.astype(dtype), decay=True)
         self.bias = Parameter(np.zeros(fan_out, dtype), decay=False) if bias else None

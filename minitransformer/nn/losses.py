@@ -11,7 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Inexact, Integer
 
-from minitransformer.arrays import Array, compute_dtype, require_array, require_in_range
+from minitransformer.arrays import (
+    Array,
+    compute_dtype,
+    require_array,
+    require_cotangent,
+    require_in_range,
+    require_integers,
+)
 
 
 class CrossEntropyCache(NamedTuple):
@@ -38,9 +45,7 @@ def cross_entropy_forward(
     """
     require_array("logits", logits, min_ndim=1)
     require_in_range("label_smoothing", label_smoothing, 0.0, 1.0)
-    if not isinstance(targets, np.ndarray) or not np.issubdtype(targets.dtype, np.integer):
-        got = targets.dtype if isinstance(targets, np.ndarray) else type(targets).__name__
-        raise TypeError(f"targets must be an array of integers, got {got}")
+    require_integers("targets", targets)
     if targets.shape != logits.shape[:-1]:
         raise ValueError(f"targets has shape {targets.shape}, logits needs {logits.shape[:-1]}")
     classes = logits.shape[-1]
@@ -75,6 +80,7 @@ def cross_entropy_backward(
     dloss: float | Inexact[Array, ""], cache: CrossEntropyCache
 ) -> Inexact[Array, "*B V"]:
     """dz = dL (softmax(z) - T) / K for a kept row, 0 for an ignored one  (Eq. 16.16)"""
+    require_cotangent("dloss", dloss, ())
     p, targets, kept, smoothing, shape = cache
     dlogits = p - smoothing / shape[-1] if smoothing else p.copy()
     dlogits[np.arange(len(targets)), targets] -= 1 - smoothing

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from minitransformer.arrays import Array
+from minitransformer.arrays import Array, is_inexact
 
 
 class Parameter:
     """An array that learns: its value, its gradient so far, and whether weight decay applies."""
 
     def __init__(self, value: Array, *, decay: bool):
+        if not is_inexact(value.dtype):  # an integer would round every first weight to 0
+            raise TypeError(f"dtype must be a floating-point type, got {value.dtype}")
         self.value = value
         self.grad = np.zeros_like(value)
         self.decay = decay

@@ -12,7 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Inexact
 
-from minitransformer.arrays import Array, compute_dtype, narrowed, require_array
+from minitransformer.arrays import (
+    Array,
+    compute_dtype,
+    narrowed,
+    require_array,
+    require_cotangent,
+    require_whole,
+)
 from minitransformer.nn.module import Module, Parameter
 
 
@@ -68,6 +75,7 @@ def layer_norm_backward(
 ) -> LayerNormGrads:
     """g = dy ⊙ γ,   dx = r (g - mean g - x̂ mean(g x̂)),   dγ = Σ dy x̂,   dβ = Σ dy  (Eq. 16.5)"""
     normalised, inverse, gain = cache
+    require_cotangent("dout", dout, normalised.shape)
     dout = dout.astype(compute_dtype(dout, normalised), copy=False)  # sums of rows are wide
     rows = tuple(range(dout.ndim - 1))
     dgamma, dbeta = (dout * normalised).sum(axis=rows), dout.sum(axis=rows)
@@ -107,6 +115,7 @@ def rms_norm_forward(
 def rms_norm_backward(dout: Inexact[Array, "*B W"], cache: NormCache) -> RMSNormGrads:
     """g = dy ⊙ (offset + γ),   dx = r (g - x̂ mean(g x̂)),   dγ = Σ dy x̂  (Eq. 16.7)"""
     normalised, inverse, gain = cache
+    require_cotangent("dout", dout, normalised.shape)
     g = dout * gain
     dx = inverse * (g - normalised * (g * normalised).mean(axis=-1, keepdims=True))
     return RMSNormGrads(dx, (dout * normalised).sum(axis=tuple(range(dout.ndim - 1))))
@@ -142,6 +151,7 @@ class LayerNorm(Module):
         dtype: np.typing.DTypeLike = np.float64,
         fast: bool = False,
     ):
+        require_whole(1, width=width)
         self.gamma = Parameter(np.ones(width, dtype), decay=False)
         self.beta = Parameter(np.zeros(width, dtype), decay=False)
         self.eps, self.fast = eps, fast
@@ -168,6 +178,7 @@ class RMSNorm(Module):
         offset: float = 0.0,
         dtype: np.typing.DTypeLike = np.float64,
     ):
+        require_whole(1, width=width)
         self.gamma = Parameter(np.full(width, 1 - offset, dtype), decay=False)
         self.eps, self.offset = eps, offset
 
