@@ -94,10 +94,11 @@ def attention_forward(
     # pass 0: what nobody may read is 0, whatever stands there
     q_, k_, v_ = (x.astype(dtype, copy=False) for x in (q, k, v))
     finite = all(np.isfinite(x).all() for x in (q_, k_, v_))
-    if allowed is not None and not finite:
-        read = np.any(_stack(allowed, k.shape[-3]), axis=-2)  # (*B, G, M): by some query
+    if not finite and (allowed is not None or 0 in shape):
+        asked = np.broadcast_to(True if allowed is None else allowed, shape)
+        read = np.any(_stack(asked, k.shape[-3]), axis=-2)  # (*B, G, M): by some query
         k_, v_ = _silence(k_, read), _silence(v_, read)
-        q_ = _silence(q_, np.any(allowed, axis=-1))
+        q_ = _silence(q_, np.any(asked, axis=-1))
     if check_finite and not finite:
         for name, x in (("q", q_), ("k", k_), ("v", v_)):
             _require_finite(name, x)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, reject, settings
+from hypothesis.errors import Unsatisfiable
 
 # A gate asks only whether: few draws, no shrinking, the same ones every time. A person gets the
 # smallest counter-example.
@@ -27,7 +28,7 @@ THOROUGH = settings(max_examples=500, **_QUIET)
 
 
 class NotApplicable(Exception):
-    """The target does not offer a name that the property needs."""
+    """The target does not offer what the property asks for: a name, an option, a result."""
 
 
 class Target:
@@ -74,14 +75,26 @@ class Property:
             self.check(target)
             return
 
+        asked = 0
+
         @functools.wraps(self.check)
         def once(**drawn: Any) -> None:
-            self.check(target, **drawn)
+            nonlocal asked
+            try:
+                self.check(target, **drawn)
+            except NotApplicable:  # to these arguments; others may do
+                reject()
+            asked += 1
 
         del (
             once.__wrapped__
         )  # Hypothesis must see the keywords of the draws, not those of the check
-        profile(given(**self.draws)(once))()
+        try:
+            profile(given(**self.draws)(once))()
+        except Unsatisfiable:
+            pass
+        if not asked:
+            raise NotApplicable(f"{self.name}: the target can express no case of it")
 
 
 @dataclass(frozen=True)
