@@ -32,6 +32,14 @@ def compute_dtype(*arrays: Array) -> np.dtype:
     return np.result_type(*widened)
 
 
+def common_dtype(*arrays: Array | None) -> np.dtype:
+    """The dtype that the inputs (None left out) have in common; of several, the one to compute
+    in."""
+    given = [x for x in arrays if x is not None]
+    dtypes = {x.dtype for x in given}
+    return dtypes.pop() if len(dtypes) == 1 else compute_dtype(*given)
+
+
 def narrowed(out: Array, like: Array) -> Array:
     """`out` rounded to the dtype of `like`, if that is a narrow storage format."""
     return out.astype(like.dtype) if like.dtype.itemsize == 2 else out
@@ -107,6 +115,17 @@ def require_logits(name: str, x: Array) -> None:
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         raise ValueError(
             f"{name} holds NaN or +inf (first at index {where}): softmax has no limit there"
+        )
+
+
+def require_finite(name: str, x: Array) -> None:
+    """Raise a ValueError if `x`, what some query may read, holds NaN or infinity."""
+    bad = ~np.isfinite(x)
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(
+            f"{name} holds NaN or infinity at index {where}, where a query may read it: mask it, "
+            "or pass check_finite=False to let it spread"
         )
 
 

@@ -21,10 +21,12 @@ from jaxtyping import Bool, Inexact
 
 from minitransformer.arrays import (
     Array,
+    common_dtype,
     compute_dtype,
     require_array,
     require_bool,
     require_broadcastable,
+    require_finite,
     unbroadcast,
 )
 from minitransformer.attention.softmax import (
@@ -88,7 +90,7 @@ def attention_forward(
     """
     shape = score_shape(q, k, v)
     allowed = _allowed(keep, bias, shape)
-    scale = _scale(scale, q.shape[-1])
+    scale = score_scale(scale, q.shape[-1])
     dtype = compute_dtype(*(x for x in (q, k, v, bias) if x is not None))
 
     # pass 0: what nobody may read is 0, whatever stands there
@@ -101,7 +103,7 @@ def attention_forward(
         q_ = _silence(q_, np.any(asked, axis=-1))
     if check_finite and not finite:
         for name, x in (("q", q_), ("k", k_), ("v", v_)):
-            _require_finite(name, x)
+            require_finite(name, x)
 
     # pass 1: products; the queries of a group are more rows against the same keys
     groups = k.shape[-3]
@@ -139,7 +141,7 @@ def attention_forward(
     cache = AttentionCache(
         weights, lse, q_, k_, v_, out, multiplier, scale, softcap_cache, inputs, fast
     )
-    return out.astype(_out_dtype(q, k, v, bias), copy=False), cache
+    return out.astype(common_dtype(q, k, v, bias), copy=False), cache
 
 
 def attention_backward(
@@ -266,20 +268,11 @@ def _silence(x: Array, read: Array) -> Array:
     return np.where(read[..., None], x, 0)
 
 
-def _require_finite(name: str, x: Array) -> None:
-    bad = ~np.isfinite(x)
-    if bad.any():
-        where = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ValueError(
-            f"{name} holds NaN or infinity at index {where}, where a query may read it: mask it, "
-            "or pass check_finite=False to let it spread"
-        )
-
-
 # ---- options -------------------------------------------------------------------------------------
 
 
-def _scale(scale: float | None, width: int) -> float:
+def score_scale(scale: float | None, width: int) -> float:
+    """The given scale, or 1/√D."""
     if scale is None:
         if width == 0:
             raise ValueError("q has head width 0, for which 1/√D has no value: give scale")
@@ -304,13 +297,5 @@ def _multiplier(
     if allowed is not None:
         multiplier = np.where(allowed, multiplier, 0)
     if check_finite:
-        _require_finite("multiplier", multiplier)
+        require_finite("multiplier", multiplier)
     return multiplier
-
-
-def _out_dtype(*arrays: Array | None) -> np.dtype:
-    """The common dtype of the inputs; of several, the one to compute in."""
-    dtypes = {x.dtype for x in arrays if x is not None}
-    return (
-        dtypes.pop() if len(dtypes) == 1 else compute_dtype(*(x for x in arrays if x is not None))
-    )
