@@ -18,10 +18,12 @@ import contextvars
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from minitransformer.arrays import Array
 from minitransformer.checks import tolerances
+from minitransformer.checks.suite import NotApplicable
 
 # weights of f(x + s·h) for the sixth-order first derivative
 SIX_POINT = ((1, 45 / 60), (2, -9 / 60), (3, 1 / 60))
@@ -125,8 +127,10 @@ def assert_gradients(
     """Raise an AssertionError naming each input whose gradient is wrong.
 
     The complex step is used where the target takes complex arrays; else, six-point differences with
-    their own tolerance.
+    their own tolerance. A target that computes in less than float64 cannot be asked.
     """
+    if tolerances.working_dtype() != "float64":
+        raise NotApplicable("a numerical derivative needs float64")
     try:
         errors, limit = gradient_errors(forward, gradients, inputs, dout), tolerances.BACKWARD
     except (TypeError, np.exceptions.ComplexWarning):
@@ -184,6 +188,22 @@ def _observe(name: str, error: float, limit: float) -> None:
         found.append(Observation(name, error, limit))
 
 
+class Disagreement(AssertionError):
+    """Two arrays differ: where most, by how much, in how many entries."""
+
+    def __init__(self, what: str, at: tuple[int, ...], got: Any, expected: Any, bad: int, of: int):
+        super().__init__(
+            f"{what}: at index {at} got {got}, expected {expected} ({bad} of {of} entries differ)"
+        )
+        self.what, self.at, self.got, self.expected = what, at, got, expected
+
+    @property
+    def ulps(self) -> float:
+        """The difference in units of the last place of the working dtype at the expected value."""
+        unit = float(ml_dtypes.finfo(tolerances.working_dtype()).eps)
+        return abs(float(self.got) - float(self.expected)) / (unit * max(abs(self.expected), unit))
+
+
 def assert_close(
     got: Array, expected: Array, tolerance: float = tolerances.FORWARD, what: str = "result"
 ) -> None:
@@ -198,7 +218,7 @@ def assert_close(
         np.abs(np.where(same_infinity, 0, got) - np.where(same_infinity, 0, expected)),
     )
     scale = max(1.0, float(np.abs(np.where(np.isfinite(expected), expected, 0)).max(initial=0)))
-    bad = ~(difference <= tolerance * scale)
+    bad = ~(difference <= tolerances.at_least(tolerance) * scale)
     if bad.any():
         at = tuple(
             int(i)
@@ -206,7 +226,4 @@ def assert_close(
                 np.argmax(np.where(np.isnan(difference), np.inf, difference)), got.shape
             )
         )
-        raise AssertionError(
-            f"{what}: at index {at} got {got[at]}, expected {expected[at]} "
-            f"({int(bad.sum())} of {got.size} entries differ)"
-        )
+        raise Disagreement(what, at, got[at], expected[at], int(bad.sum()), got.size)

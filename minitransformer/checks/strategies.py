@@ -4,10 +4,12 @@ Sizes are hostile on purpose: 0 and 1, primes, N != M, D != E. Values come from 
 than one by one: that is fast, and shrinking the shape is what makes a counter-example small.
 """
 
+import ml_dtypes  # noqa: F401  # so that NumPy knows bfloat16 by its name
 import numpy as np
 from hypothesis import strategies as st
 
 from minitransformer.arrays import Array
+from minitransformer.checks import tolerances
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.sampled_from([1, 2, 3, 5, 7])
@@ -19,8 +21,10 @@ magnitudes = st.sampled_from([0.5, 3.0, 30.0])
 
 def normal(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> Array:
     """Standard normal numbers times `scale`, rounded to three decimals so that a person can read
-    them."""
-    return np.asarray(np.round(np.random.default_rng(seed).standard_normal(shape) * scale, 3))
+    them, and to what the dtype of the target can hold, so that it computes on the same numbers."""
+    drawn = np.round(np.random.default_rng(seed).standard_normal(shape) * scale, 3)
+    held = drawn.astype(np.dtype(tolerances.working_dtype()))
+    return np.asarray(held.astype(np.float64))
 
 
 @st.composite

@@ -84,6 +84,10 @@ class Property:
                 self.check(target, **drawn)
             except NotApplicable:  # to these arguments; others may do
                 reject()
+            except Exception as error:
+                error.drawn = drawn  # type: ignore[attr-defined]  # the counter-example
+                asked += 1
+                raise
             asked += 1
 
         del (

@@ -1,5 +1,9 @@
 """The one table of tolerances. Each has a reason; none is loosened to make a check pass."""
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 # float64, forward: a few hundred roundings of 1.1e-16, relative to the norm of the array.
 FORWARD = 1e-12
 # float64, backward against the complex step, which has no truncation error (1e-15 was measured).
@@ -25,3 +29,33 @@ def of_dtype(name: str) -> float:
         "float16": FLOAT16,
         "bfloat16": BFLOAT16,
     }[name]
+
+
+# ---- targets that compute in another dtype -------------------------------------------------------
+
+# What a third party's function may be off by, relative to the largest expected entry, if all it has
+# is this dtype: scores reach ±100 and amplify a rounding of 6e-8 by as much; float16 and bfloat16
+# targets compute in float32 and round inputs (which are drawn representable) and result.
+WORKING = {"float64": 0.0, "float32": 1e-4, "float16": 2 * FLOAT16, "bfloat16": 2 * BFLOAT16}
+
+_working: contextvars.ContextVar[str] = contextvars.ContextVar("working", default="float64")
+
+
+@contextlib.contextmanager
+def working_in(dtype: str) -> Iterator[None]:
+    """Judge targets that compute in `dtype`: tolerances are never below what it allows."""
+    token = _working.set(dtype)
+    try:
+        yield
+    finally:
+        _working.reset(token)
+
+
+def working_dtype() -> str:
+    """The dtype that targets compute in: float64 unless `working_in` says otherwise."""
+    return _working.get()
+
+
+def at_least(tolerance: float) -> float:
+    """`tolerance`, or what the working dtype allows if that is more."""
+    return max(tolerance, WORKING[_working.get()])
