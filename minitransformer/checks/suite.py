@@ -19,6 +19,7 @@ _QUIET: dict[str, Any] = {
     "deadline": None,
     "database": None,
     "suppress_health_check": list(HealthCheck),
+    "report_multiple_bugs": False,
 }
 GATE = settings(
     max_examples=25, derandomize=True, phases=(Phase.explicit, Phase.generate), **_QUIET

@@ -1,0 +1,1 @@
+"""Somebody else's function as a target that properties can judge."""
