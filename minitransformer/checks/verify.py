@@ -29,6 +29,7 @@ from minitransformer.checks.adapters.builtin import BUILTIN
 from minitransformer.checks.adapters.call import Callee
 from minitransformer.checks.adapters.frameworks import FRAMEWORKS
 from minitransformer.checks.adapters.functions import Operation, operation_target
+from minitransformer.checks.diagnosis import Recorder, diagnose
 from minitransformer.checks.gradients import Disagreement
 from minitransformer.checks.suite import PERSON, NotApplicable, Property, reference, suite
 
@@ -89,6 +90,7 @@ def target(
     renamed: Mapping[str, str] | None = None,
     returns: Iterable[str] = ("out",),
     backward: Callable | None = None,
+    differentiable: bool = True,
 ) -> Any:
     """A function as a target. `declared` are conventions ("dead_row=nan"), `renamed` maps our names
     of options to the function's, `returns` names its results, `backward` gives gradients where the
@@ -107,7 +109,7 @@ def target(
         if value not in valid:
             raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")
     answers = conventions.parse(declared)
-    callee = Callee(function, framework, dtype, dict(renamed or {}), backward)
+    callee = Callee(function, framework, dtype, dict(renamed or {}), backward, differentiable)
     if operation == "attention":
         return Attention(callee, answers, tuple(returns))
     found = OPERATIONS[operation]
@@ -147,9 +149,10 @@ def verdict(
         seconds = time.perf_counter() - start
         return Verdict(statement.name, statement.statement, status, seconds, message, **more)
 
+    watched = Recorder(judged)
     with tolerances.working_in(dtype):
         try:
-            statement.run(judged, PROFILES[profile])
+            statement.run(watched, PROFILES[profile])
         except NotApplicable as reason:
             return said("not applicable", str(reason))
         except Exception as error:
@@ -159,7 +162,8 @@ def verdict(
                 message = f"{type(error).__name__}: {message}"
             ulps = error.ulps if isinstance(error, Disagreement) else None
             example = {n: shown(x) for n, x in getattr(error, "drawn", {}).items()}
-            return said("fail", message, example=example, ulps=ulps)
+            names = tuple(diagnose(statement.mechanism, watched.calls))
+            return said("fail", message, example=example, ulps=ulps, same_as=names)
     return said("pass")
 
 
@@ -220,6 +224,7 @@ def named_target(spec: str, operation: str, **options: Any) -> Any:
         found = BUILTIN[spec, operation]
         declared = [*found.conventions, *options.pop("declared", ())]
         options |= {"framework": found.framework, "returns": found.returns, "declared": declared}
+        options["differentiable"] = found.differentiable
         return target(found.make(), operation, **options)
     backward = options.pop("backward", None)
     loaded = load(backward) if isinstance(backward, str) else backward

@@ -5,6 +5,7 @@ its window if it has one that means the same, else to its mask, else to its bias
 cannot express at all does not count.
 """
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -171,9 +172,8 @@ class Attention:
             return function(q, k, v, **{str(name): b}, **rest)
 
         renamed = {o: n for o in given if (n := self.callee.name_of(o)) is not None}
-        return Callee(with_leaf, self.callee.framework, self.callee.dtype, renamed).call(
-            [*leaves, whole], given
-        )
+        made = dataclasses.replace(self.callee, function=with_leaf, renamed=renamed)
+        return made.call([*leaves, whole], given)
 
     def _masks(self, keep: Array, bias: Array | None, axes: Axes) -> dict[str, Any]:
         """The options that say who may attend to whom."""

@@ -14,6 +14,7 @@ class Builtin(NamedTuple):
     framework: str
     conventions: tuple[str, ...] = ()
     returns: tuple[str, ...] = ("out",)
+    differentiable: bool = True
 
 
 def _sdpa() -> Callable:
@@ -157,8 +158,8 @@ def _torch_cross_entropy() -> Callable:
 
 BUILTIN: dict[tuple[str, str], Builtin] = {
     ("torch:sdpa", "attention"): Builtin(_sdpa, "torch", ("causal=upper_left",)),
-    ("torch:multihead", "attention"): Builtin(_multihead, "torch", ("mask=ignore", "dead_row=nan")),
-    ("torch:flex", "attention"): Builtin(_flex, "torch", (), ("out", "lse")),
+    ("torch:multihead", "attention"): Builtin(_multihead, "torch", ("mask=ignore",)),
+    ("torch:flex", "attention"): Builtin(_flex, "torch", (), ("out", "lse"), False),
     ("jax:dot_product_attention", "attention"): Builtin(
         _jax_attention, "jax", ("causal=upper_left", "dead_row=mean", "layout=bnhd")
     ),

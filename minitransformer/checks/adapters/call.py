@@ -36,6 +36,7 @@ class Callee:
     dtype: str = "float64"
     renamed: Mapping[str, str] = field(default_factory=dict)  # ours -> theirs, beyond ALIASES
     backward: Callable | None = None  # (dout, *inputs, **options) -> gradients of the inputs
+    differentiable: bool = True  # by its framework
 
     def name_of(self, option: str) -> str | None:
         """What the function calls one of our options; None if it has none."""
@@ -61,7 +62,9 @@ class Callee:
             if name is None:
                 raise NotApplicable(f"the target has no option for {option}")
             named[name] = value
-        called = CALLS[self.framework](self.function, leaves, named, self.dtype)
+        called = CALLS[self.framework](
+            self.function, leaves, named, self.dtype, self.differentiable and self.backward is None
+        )
         backward = self.backward
         if backward is None:
             return called
@@ -72,6 +75,6 @@ class Callee:
             dout = cotangents[0]
             assert dout is not None
             given = [dout, *leaves]
-            return CALLS[self.framework](backward, given, named, self.dtype).outputs
+            return CALLS[self.framework](backward, given, named, self.dtype, False).outputs
 
         return called._replace(pull=pull)

@@ -13,6 +13,7 @@ import numpy as np
 from minitransformer.arrays import Array
 from minitransformer.checks.suite import NotApplicable
 
+NO_GRADIENT = "the target has no gradient: give its backward"
 FRAMEWORKS = ("numpy", "torch", "jax")
 Pull = Callable[[Sequence[Array | None]], list[Array]]
 
@@ -28,7 +29,11 @@ def outputs_of(result: Any) -> list[Any]:
 
 
 def call_numpy(
-    function: Callable, leaves: Sequence[Array], constants: Mapping[str, Any], dtype: str
+    function: Callable,
+    leaves: Sequence[Array],
+    constants: Mapping[str, Any],
+    dtype: str,
+    differentiate: bool,
 ) -> Called:
     """Call on NumPy arrays of `dtype`; there is no gradient but the target's own."""
     given = [x.astype(np.dtype(dtype)) for x in leaves]
@@ -45,7 +50,7 @@ def call_numpy(
     assert not wrong, f"the result is {wrong.pop()}, the arguments were {dtype}"
 
     def pull(cotangents: Sequence[Array | None]) -> list[Array]:
-        raise NotApplicable("a NumPy function has no gradient: give its backward")
+        raise NotApplicable(NO_GRADIENT)
 
     return Called([np.asarray(x).astype(np.float64) for x in outputs], pull)
 
@@ -56,7 +61,11 @@ def _narrow(x: Any, dtype: str) -> Any:
 
 
 def call_torch(
-    function: Callable, leaves: Sequence[Array], constants: Mapping[str, Any], dtype: str
+    function: Callable,
+    leaves: Sequence[Array],
+    constants: Mapping[str, Any],
+    dtype: str,
+    differentiate: bool,
 ) -> Called:
     """Call on CPU tensors that require gradients."""
     import torch
@@ -67,7 +76,7 @@ def call_torch(
         made = torch.from_numpy(np.ascontiguousarray(x))
         return made.to(kind) if made.is_floating_point() else made
 
-    given = [tensor(x).requires_grad_() for x in leaves]
+    given = [tensor(x).requires_grad_(differentiate) for x in leaves]
     held = {n: tensor(x) if isinstance(x, np.ndarray) else x for n, x in constants.items()}
     before = [x.detach().clone() for x in given]
     outputs = outputs_of(function(*given, **held))
@@ -78,6 +87,8 @@ def call_torch(
     assert not wrong, f"the result is {wrong[0]}, the arguments were {dtype}"
 
     def pull(cotangents: Sequence[Array | None]) -> list[Array]:
+        if not differentiate:
+            raise NotApplicable(NO_GRADIENT)
         asked = [(o, c) for o, c in zip(outputs, cotangents, strict=False) if c is not None]
         seeds = [torch.from_numpy(np.array(c)).to(o.dtype) for o, c in asked]
         grads = torch.autograd.grad(
@@ -93,7 +104,11 @@ def call_torch(
 
 
 def call_jax(
-    function: Callable, leaves: Sequence[Array], constants: Mapping[str, Any], dtype: str
+    function: Callable,
+    leaves: Sequence[Array],
+    constants: Mapping[str, Any],
+    dtype: str,
+    differentiate: bool,
 ) -> Called:
     """Call on JAX arrays through `jax.vjp`."""
     import jax
@@ -109,10 +124,16 @@ def call_jax(
 
     held = {n: array(x) if isinstance(x, np.ndarray) else x for n, x in constants.items()}
     given = [array(x) for x in leaves]
-    outputs, vjp = jax.vjp(lambda *xs: tuple(outputs_of(function(*xs, **held))), *given)
+
+    def called(*xs: Any) -> tuple:
+        return tuple(outputs_of(function(*xs, **held)))
+
+    outputs, vjp = jax.vjp(called, *given) if differentiate else (called(*given), None)
     assert outputs[0].dtype == kind, f"the result is {outputs[0].dtype}, the arguments were {dtype}"
 
     def pull(cotangents: Sequence[Array | None]) -> list[Array]:
+        if vjp is None:
+            raise NotApplicable(NO_GRADIENT)
         full = [
             jnp.zeros_like(o) if c is None else jnp.asarray(c).astype(o.dtype)
             for o, c in zip(outputs, [*cotangents, *[None] * len(outputs)], strict=False)

@@ -2,6 +2,7 @@
 by name.
 """
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -74,7 +75,7 @@ def _positional(callee: Callee, renamed: Any, leaves: list, positional: list, na
 
     names = {o: n for o in named if (n := callee.name_of(o)) is not None}
     names |= {key: key for key in keys}
-    wrapped = Callee(ordered, callee.framework, callee.dtype, names, callee.backward)
+    wrapped = dataclasses.replace(callee, function=ordered, renamed=names)
     return wrapped.call(leaves, {**named, **dict(zip(keys, positional, strict=True))})
 
 

@@ -54,6 +54,8 @@ SHAPES = (
     ((2,), (1,), (), 3, 1, 2, 7, 1, 5),
     ((2, 1), (1, 3), (1, 1), 2, 2, 7, 5, 2, 3),
     ((1,), (1,), (1,), 6, 3, 3, 4, 5, 1),
+    ((2,), (2,), (2,), 4, 4, 3, 5, 2, 2),
+    ((1,), (1,), (1,), 4, 1, 4, 4, 3, 3),
     ((2,), (2,), (2,), 2, 1, 3, 0, 2, 3),
     ((0,), (0,), (0,), 2, 1, 3, 2, 2, 3),
     ((2,), (2,), (2,), 2, 2, 0, 3, 2, 3),
@@ -168,7 +170,7 @@ def query_head_h_reads_key_head_h_over_the_group_size(target, seed, groups, repe
     """Values that carry the number of their head show which one a query head read."""
     heads = groups * repeat
     q, k = normal((heads, 3, 2), seed), normal((groups, 4, 2), seed ^ 1)
-    v = np.broadcast_to(np.arange(groups, dtype=np.float64)[:, None, None], (groups, 4, 1)).copy()
+    v = np.broadcast_to(np.arange(groups, dtype=np.float64)[:, None, None], (groups, 4, 2)).copy()
     out, _ = target.attention_forward(q, k, v)
     expected = np.broadcast_to((np.arange(heads) // repeat)[:, None, None], out.shape)
     assert_close(out, expected.astype(np.float64))
@@ -199,8 +201,8 @@ def the_order_of_keys_does_not_matter(target, case, seed):
 @suite.property(FORWARD, seed=seeds, far=st.sampled_from([1e4, 1e300]))
 def huge_scores_pick_the_largest(target, seed, far):
     """Scores of any size give finite weights: the key that fits best gets all of it."""
-    q = np.array([[[1.0]]])
-    k = (np.array([-1.0, 1.0, 0.5]) * far)[None, :, None]
+    q = np.array([[[1.0, 0.0]]])
+    k = (np.array([-1.0, 1.0, 0.5]) * far)[None, :, None] * np.array([1.0, 0.0])
     v = normal((1, 3, 2), seed)
     assert_close(target.attention_forward(q, k, v)[0][0, 0], v[0, 1])
 
