@@ -35,7 +35,7 @@ def grid(drawn):
     step=seeds,
     sample=st.integers(0, 15),
     layer=st.integers(0, 65535),
-    stream=st.sampled_from(list(philox.Stream)),
+    stream=st.sampled_from([s for s in philox.Stream if s < philox.Stream.MONTE_CARLO]),
     where=positions,
 )
 def test_philox_bits_are_bit_equal(seed, step, sample, layer, stream, where):

@@ -36,7 +36,8 @@ def philox_naive(counter, key):
 draws = st.builds(
     Draw, seeds, seeds, st.booleans(), st.integers(0, 15)
 )  # seed, step, training, sample
-streams = st.sampled_from(list(Stream))
+# MONTE_CARLO is the distance between the streams of two samples, and no stream itself
+streams = st.sampled_from([s for s in Stream if s < Stream.MONTE_CARLO])
 layers = st.sampled_from([0, 1, 2, 65535])
 
 
