@@ -1,0 +1,1 @@
+"""Where a token stands: added to it, turned into it, or added to the scores."""
