@@ -6,8 +6,11 @@ everything on the way to stderr. Whatever is slow to import is imported where it
 """
 
 import contextlib
+import io
 import json
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -35,7 +38,25 @@ app = typer.Typer(
 
 def main() -> None:
     """The entry point."""
-    app()
+    for stream in (sys.stdout, sys.stderr):
+        # a terminal or file that cannot hold a character of the text gets a ? in its place
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        app()
+    except MemoryError as error:
+        _give_up(f"not enough memory: {error or 'smaller settings need less'}")
+    except OSError as error:  # what is written elsewhere has its own sentence: this was the output
+        _give_up(f"cannot write the output: {error.strerror or error}")
+
+
+def _give_up(message: str) -> NoReturn:
+    with contextlib.suppress(OSError):  # stderr may be on the same full disk
+        typer.echo(f"minitransformer: {message}", err=True)
+    for stream in (sys.stdout, sys.stderr):  # or Python fails once more, flushing at its end
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(FAILED)
 
 
 def _version(wanted: bool) -> None:

@@ -1,12 +1,12 @@
 """ALiBi: every head subtracts its slope times the distance from the scores.
 
-    m_k = 2^{-8k/n}, k = 1 … n, for a power of two n of heads  (Eq. 9.10)
-    m = (m of p heads, then the 1st, 3rd, 5th … of 2p),   p = 2^⌊log₂ n⌋, otherwise  (Eq. 9.11)
-    bias_hij = -m_h |p_i - p_j|  (Eq. 9.12)
+    m_k = 2^{-8k/n}, k = 1 … n, for a power of two n of heads  (Eq. 7.10)
+    m = (m of p heads, then the 1st, 3rd, 5th … of 2p),   p = 2^⌊log₂ n⌋, otherwise  (Eq. 7.11)
+    bias_hij = -m_h |p_i - p_j|  (Eq. 7.12)
 
 The bias is added after scale and soft-cap, and is not scaled itself. Under a causal mask, which it
 does not replace, it is the paper's -m_h (i - j); without one it is symmetric. Slopes are fixed
-numbers unless somebody lets them learn. arXiv:2108.12409; Eq. 9.11 is the authors' code, and leaves
+numbers unless somebody lets them learn. arXiv:2108.12409; Eq. 7.11 is the authors' code, and leaves
 the slopes in no order of size.
 """
 
@@ -32,7 +32,7 @@ class AlibiCache(NamedTuple):
 
 
 def alibi_slopes(heads: int) -> Float[Array, "H"]:
-    """The slopes of any number of heads, in float64  (Eq. 9.10, Eq. 9.11)
+    """The slopes of any number of heads, in float64  (Eq. 7.10, Eq. 7.11)
 
     Raises
     ------
@@ -51,7 +51,7 @@ def alibi_forward(
     query_positions: Integer[Array, "*#B N"],
     key_positions: Integer[Array, "*#B M"],
 ) -> tuple[Inexact[Array, "*B H N M"], AlibiCache]:
-    """The bias to add to the scores  (Eq. 9.12)
+    """The bias to add to the scores  (Eq. 7.12)
 
     Positions are those in the text: with a cache of M - N tokens, M - N … M - 1 for the queries and
     0 … M - 1 for the keys, in whatever order the cache holds them.
@@ -71,7 +71,7 @@ def alibi_forward(
 
 
 def alibi_backward(dout: Inexact[Array, "*B H N M"], cache: AlibiCache) -> Inexact[Array, "H"]:
-    """dm_h = -Σ_{bij} dbias_bhij |p_i - p_j|, for slopes that learn  (Eq. 9.13)
+    """dm_h = -Σ_{bij} dbias_bhij |p_i - p_j|, for slopes that learn  (Eq. 7.13)
 
     Raises
     ------

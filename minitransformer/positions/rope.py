@@ -1,7 +1,7 @@
 """Rotary positions: each pair of channels of a query or key turns by an angle that grows with p.
 
-    θ_i = base^{-2i/r},   c_i = cos(p θ_i),   s_i = sin(p θ_i),   i < r/2  (Eq. 9.1)
-    y_a = x_a c_i - x_b s_i,   y_b = x_a s_i + x_b c_i  (Eq. 9.2)
+    θ_i = base^{-2i/r},   c_i = cos(p θ_i),   s_i = sin(p θ_i),   i < r/2  (Eq. 7.1)
+    y_a = x_a c_i - x_b s_i,   y_b = x_a s_i + x_b c_i  (Eq. 7.2)
     (a, b) = (2i, 2i + 1) interleaved,   (i, i + r/2) half
 
 R_m q · R_n k depends on m - n alone. Only queries and keys turn, never values; a key is turned
@@ -35,7 +35,7 @@ KINDS = ("linear", "ntk", "dynamic", "yarn")
 class Scaling:
     """How to slow the rotation down for texts `factor` times as long as the `original` length.
 
-    `attention_factor` replaces YaRN's own magnitude (Eq. 9.8); libraries that divide two such
+    `attention_factor` replaces YaRN's own magnitude (Eq. 7.8); libraries that divide two such
     magnitudes, as for mscale = mscale_all_dim, mean 1.
 
     Raises
@@ -75,7 +75,7 @@ class Scaling:
 
     @property
     def magnitude(self) -> float:
-        """m = 0.1 ln s + 1 for YaRN, else 1: both tables are times m, logits times m²  (Eq. 9.8)"""
+        """m = 0.1 ln s + 1 for YaRN, else 1: both tables are times m, logits times m²  (Eq. 7.8)"""
         if self.kind != "yarn":
             return 1.0
         if self.attention_factor is not None:
@@ -108,12 +108,12 @@ def rope_frequencies(
     scaling: Scaling | None = None,
     length: int | None = None,
 ) -> Float[Array, "half"]:
-    """θ_i of the r/2 pairs (Eq. 9.1), scaled by s:
+    """θ_i of the r/2 pairs (Eq. 7.1), scaled by s:
 
-        linear   θ_i / s  (Eq. 9.4)
-        ntk      base · s^{r/(r-2)} for base: the first as it was, the last / s  (Eq. 9.5)
-        dynamic  ntk with s L/L0 - (s - 1) for s once the length L passes L0  (Eq. 9.6)
-        yarn     θ_i (1 - ramp_i) + θ_i / s · ramp_i  (Eq. 9.7)
+        linear   θ_i / s  (Eq. 7.4)
+        ntk      base · s^{r/(r-2)} for base: the first as it was, the last / s  (Eq. 7.5)
+        dynamic  ntk with s L/L0 - (s - 1) for s once the length L passes L0  (Eq. 7.6)
+        yarn     θ_i (1 - ramp_i) + θ_i / s · ramp_i  (Eq. 7.7)
 
     YaRN's ramp rises from 0 at the pair that turns `beta_fast` times within L0 (rounded down) to
     1 at the one that turns `beta_slow` times (rounded up). `dynamic` needs the length of the whole
@@ -175,7 +175,7 @@ def rope_tables(
     length: int | None = None,
     rotated: int | None = None,
 ) -> RopeTables:
-    """cos and sin of p θ_i for any positions, (*P, r/2) each  (Eq. 9.1, Eq. 9.8)
+    """cos and sin of p θ_i for any positions, (*P, r/2) each  (Eq. 7.1, Eq. 7.8)
 
     float64 throughout: an angle of a few thousand in float32 is wrong in the fourth digit, in
     bfloat16 it is noise. The rotation rounds once, at the end. `rotated` lets only so many of the
@@ -220,7 +220,7 @@ def rope_forward(
     *,
     layout: str,
 ) -> tuple[Inexact[Array, "*B N D"], RopeCache]:
-    """Turn each row of x by the angles of its position  (Eq. 9.2)
+    """Turn each row of x by the angles of its position  (Eq. 7.2)
 
     The tables are (..., r/2) with r <= D, and broadcast to (*B, N, r/2): (N, r/2) for positions
     that all rows share, (B, 1, N, r/2) for those of each batch row, the same for all heads.
@@ -249,7 +249,7 @@ def rope_forward(
 
 
 def rope_backward(dout: Inexact[Array, "*B N D"], cache: RopeCache) -> Inexact[Array, "*B N D"]:
-    """dx_a = dy_a c_i + dy_b s_i,   dx_b = dy_b c_i - dy_a s_i: the negative angle  (Eq. 9.3)
+    """dx_a = dy_a c_i + dy_b s_i,   dx_b = dy_b c_i - dy_a s_i: the negative angle  (Eq. 7.3)
 
     A rotation's transpose is its inverse; YaRN's magnitude stays, it is not divided out.
 
@@ -281,7 +281,7 @@ def to_half_layout(
     weight: Inexact[Array, "..."], heads: int, *, rotary: int | None = None
 ) -> Inexact[Array, "..."]:
     """A projection (in, heads · D) or its bias (heads · D,), for rotation by halves instead of
-    interleaved pairs: new channel i is old 2i, new i + r/2 is old 2i + 1, in every head  (Eq. 9.9)
+    interleaved pairs: new channel i is old 2i, new i + r/2 is old 2i + 1, in every head  (Eq. 7.9)
 
     Convert the queries and the keys (with their own number of heads), not the values: then all
     scores are what they were. `rotary` is r, the whole head width D if not given.
@@ -297,7 +297,7 @@ def to_half_layout(
 def to_interleaved_layout(
     weight: Inexact[Array, "..."], heads: int, *, rotary: int | None = None
 ) -> Inexact[Array, "..."]:
-    """The inverse of `to_half_layout`  (Eq. 9.9); raises as that does."""
+    """The inverse of `to_half_layout`  (Eq. 7.9); raises as that does."""
     return _permuted(weight, heads, rotary, inverse=True)
 
 

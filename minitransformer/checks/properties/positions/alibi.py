@@ -58,7 +58,7 @@ def authors_slopes(n: int) -> list[float]:
 
 @suite.property(SLOPES, heads=st.integers(1, 70))
 def slopes_are_those_of_the_authors(target, heads):
-    """Eq. 9.10 and Eq. 9.11 as the authors' recursion, for any number of heads."""
+    """Eq. 7.10 and Eq. 7.11 as the authors' recursion, for any number of heads."""
     got = target.alibi_slopes(heads)
     assert got.shape == (heads,) and got.dtype == np.float64, f"got {got.dtype} {got.shape}"
     expected = np.array(authors_slopes(heads))
@@ -67,7 +67,7 @@ def slopes_are_those_of_the_authors(target, heads):
 
 @suite.property(SLOPES)
 def slopes_of_known_models(target):
-    """Eq. 9.10 and Eq. 9.11 in powers of two: 8 heads from -1 to -8; 12 heads go on with -1/2,
+    """Eq. 7.10 and Eq. 7.11 in powers of two: 8 heads from -1 to -8; 12 heads go on with -1/2,
     -3/2, -5/2, -7/2, in that order; one head has 2⁻⁸.
 
     https://github.com/ml-explore/mlx/pull/3071, https://github.com/NVIDIA/TensorRT-LLM/pull/1611
@@ -82,7 +82,7 @@ def slopes_of_known_models(target):
 @suite.property(SLOPES, heads=st.integers(1, 40))
 def more_heads_keep_the_slopes_of_fewer(target, heads):
     """Between p and 2p heads the first p are those of p; all differ, and all are among those of
-    2p: the gaps are filled, steepest first (Eq. 9.11)."""
+    2p: the gaps are filled, steepest first (Eq. 7.11)."""
     power = 2 ** (len(bin(heads)) - 3)
     got = target.alibi_slopes(heads)
     assert np.array_equal(got[:power], target.alibi_slopes(power)), "the first slopes changed"
@@ -97,7 +97,7 @@ def more_heads_keep_the_slopes_of_fewer(target, heads):
 
 @suite.property(FORWARD, shape=shapes, seed=seeds, integer=integers)
 def each_pair_pays_for_its_distance(target, shape, seed, integer):
-    """Eq. 9.12 pair by pair, for positions in any order and any integer type: a key before the
+    """Eq. 7.12 pair by pair, for positions in any order and any integer type: a key before the
     query must not wrap around to 2⁶⁴ - 1."""
     slopes, queries, keys = case(shape, seed, integer)
     bias, _ = target.alibi_forward(slopes, queries, keys)
@@ -114,7 +114,7 @@ def each_pair_pays_for_its_distance(target, shape, seed, integer):
 
 @suite.property(SLOPES, FORWARD, heads=st.integers(1, 9), n=st.sampled_from([1, 2, 7]))
 def near_keys_are_preferred_on_either_side(target, heads, n):
-    """With the slopes of Eq. 9.10 and Eq. 9.11 the token itself pays nothing, one further away
+    """With the slopes of Eq. 7.10 and Eq. 7.11 the token itself pays nothing, one further away
     always pays more, and one as far after as before pays the same."""
     positions = np.arange(n) + 3
     bias, _ = target.alibi_forward(target.alibi_slopes(heads), positions, positions)
@@ -184,7 +184,7 @@ def causal_attention_sees_the_papers_bias(target, seed, sizes):
 
 @suite.property(FORWARD, BACKWARD, shape=shapes, seed=seeds)
 def alibi_backward_is_the_derivative(target, shape, seed):
-    """Eq. 9.13 against the complex step: one number for each head, summed over all that it paid."""
+    """Eq. 7.13 against the complex step: one number for each head, summed over all that it paid."""
     slopes, queries, keys = case(shape, seed)
     bias, cache = target.alibi_forward(slopes, queries, keys)
     dout = cotangent(bias, seed)
@@ -198,7 +198,7 @@ def alibi_backward_is_the_derivative(target, shape, seed):
 
 @suite.property(FORWARD, BACKWARD, seed=seeds, masked=st.booleans())
 def slopes_learn_through_attention(target, seed, masked):
-    """Eq. 9.13 behind attention's own backward: the gradient of its bias, summed over the batch for
+    """Eq. 7.13 behind attention's own backward: the gradient of its bias, summed over the batch for
     positions that all rows share, goes on to the slopes; masked pairs add nothing."""
     q, k, v = (normal((2, 3, 4, 5), seed ^ i) for i in range(3))
     slopes, positions = 0.3 + np.abs(normal((3,), seed)), np.arange(4)

@@ -70,7 +70,7 @@ def angles(target, width: int, **options) -> Array:
 
 @suite.property(TABLES, FORWARD, shape=shapes, seed=seeds, layout=layouts, base=bases)
 def each_pair_turns_by_its_angle(target, shape, seed, layout, base):
-    """Eq. 9.1 and Eq. 9.2 in complex numbers, pair by pair: z e^{ipθ}, θ = base^{-2i/r}, with r the
+    """Eq. 7.1 and Eq. 7.2 in complex numbers, pair by pair: z e^{ipθ}, θ = base^{-2i/r}, with r the
     rotary width even where the head is wider."""
     x, positions, rotary = case(shape, seed)
     out, _ = target.rope_forward(
@@ -149,7 +149,7 @@ def positions_may_differ_by_batch_row(target, seed, layout):
 
 @suite.property(TABLES, FORWARD, BACKWARD, shape=shapes, seed=seeds, layout=layouts)
 def rope_backward_is_the_derivative(target, shape, seed, layout):
-    """Eq. 9.3 against the complex step, and as an inverse: turned and turned back is x."""
+    """Eq. 7.3 against the complex step, and as an inverse: turned and turned back is x."""
     x, positions, rotary = case(shape, seed)
     cos, sin = target.rope_tables(positions, rotary)
     out, cache = target.rope_forward(x, cos, sin, layout=layout)
@@ -165,7 +165,7 @@ def rope_backward_is_the_derivative(target, shape, seed, layout):
 
 @suite.property(TABLES, FORWARD, BACKWARD, seed=seeds, layout=layouts, factor=factors)
 def the_derivative_keeps_a_magnitude(target, seed, layout, factor):
-    """Eq. 9.3 with tables that also stretch, as YaRN's do: the stretch is in the gradient too."""
+    """Eq. 7.3 with tables that also stretch, as YaRN's do: the stretch is in the gradient too."""
     x = normal((2, 3, 4), seed)
     cos, sin = target.rope_tables(np.array([0, 3, 8]), 4)
     cos, sin = (1 + factor) * cos, (1 + factor) * sin
@@ -184,7 +184,7 @@ def the_derivative_keeps_a_magnitude(target, seed, layout, factor):
 
 @suite.property(TABLES, position=st.sampled_from([255, 257, 4095, 15962, 100_003, 2**20]))
 def tables_are_exact_far_out(target, position):
-    """e^{ipθ} = (e^{iθ})^p by repeated squaring (Eq. 9.1): an angle in fewer than 53 bits is off by
+    """e^{ipθ} = (e^{iθ})^p by repeated squaring (Eq. 7.1): an angle in fewer than 53 bits is off by
     as much as p loses."""
     cos, sin = target.rope_tables(np.array([1, position]), 128)
     assert cos.dtype == sin.dtype == np.float64, f"got dtype {cos.dtype}"
@@ -249,7 +249,7 @@ def linear_scaling_divides_the_positions(target, factor, base, seed):
 
 @suite.property(TABLES, "Scaling", factor=factors, base=bases, width=st.sampled_from([4, 6, 128]))
 def ntk_keeps_the_first_frequency_and_divides_the_last(target, factor, base, width):
-    """Eq. 9.5: the first pair as it was, the last slower by s, those between by equal ratios."""
+    """Eq. 7.5: the first pair as it was, the last slower by s, those between by equal ratios."""
     plain = angles(target, width, base=base)
     got = angles(target, width, base=base, scaling=target.Scaling("ntk", factor))
     count = width // 2
@@ -262,7 +262,7 @@ def ntk_keeps_the_first_frequency_and_divides_the_last(target, factor, base, wid
     TABLES, "Scaling", factor=factors, original=trained, times=st.sampled_from([0.5, 1, 1.5, 4])
 )
 def dynamic_ntk_waits_until_the_text_is_longer(target, factor, original, times):
-    """Eq. 9.6: up to the length of training nothing changes; at `times` as long, it is NTK with
+    """Eq. 7.6: up to the length of training nothing changes; at `times` as long, it is NTK with
     s·times - (s - 1), which is `times` for s = 1."""
     length = int(original * times)
     scaling = target.Scaling("dynamic", factor, original=original)
@@ -279,7 +279,7 @@ def dynamic_ntk_waits_until_the_text_is_longer(target, factor, original, times):
     TABLES, "Scaling", factor=factors, original=trained, width=st.sampled_from([8, 64, 128])
 )
 def yarn_keeps_the_fast_pairs_and_slows_the_slow_ones(target, factor, original, width):
-    """Eq. 9.7: pairs that turn 32 times and more within the trained length stay as they are, those
+    """Eq. 7.7: pairs that turn 32 times and more within the trained length stay as they are, those
     that turn at most once are slower by s, and between them the share changes in equal steps."""
     plain = angles(target, width)
     scaling = target.Scaling("yarn", factor, original=original)
@@ -301,7 +301,7 @@ def yarn_keeps_the_fast_pairs_and_slows_the_slow_ones(target, factor, original, 
 
 @suite.property(TABLES, "Scaling")
 def yarn_of_a_known_model(target):
-    """Eq. 9.7 and 9.8 for 128 channels, s = 16, trained at 4096: pair 20 is the last as it was,
+    """Eq. 7.7 and 9.8 for 128 channels, s = 16, trained at 4096: pair 20 is the last as it was,
     pair 46 the first at θ / 16; in the middle, at 33, the mean of both; magnitude 1.27726."""
     plain = angles(target, 128)
     got = angles(target, 128, scaling=target.Scaling("yarn", 16.0, original=4096))
@@ -315,7 +315,7 @@ def yarn_of_a_known_model(target):
 
 @suite.property(TABLES, FORWARD, "Scaling", factor=factors, seed=seeds, layout=layouts)
 def yarn_multiplies_the_scores(target, factor, seed, layout):
-    """Eq. 9.8: cos² + sin² is m² with m = 0.1 ln s + 1, so that every score is m² times what the
+    """Eq. 7.8: cos² + sin² is m² with m = 0.1 ln s + 1, so that every score is m² times what the
     rotation alone gives, or what `attention_factor` says; no other kind stretches."""
     m = 0.1 * math.log(factor) + 1
     x, positions = normal((2, 5, 8), seed), np.arange(5)
@@ -340,7 +340,7 @@ def yarn_multiplies_the_scores(target, factor, seed, layout):
     widths=st.sampled_from([(4, 4), (8, 4), (7, 6), (2, 2), (10, 10)]),
 )  # fmt: skip
 def converted_weights_give_the_same_scores(target, seed, heads, widths):
-    """Eq. 9.9: with both projections (and biases) converted, rotation by halves gives the scores
+    """Eq. 7.9: with both projections (and biases) converted, rotation by halves gives the scores
     that interleaved rotation gave, for every head, its tail included."""
     width, rotary = widths
     x = normal((5, 3), seed)
@@ -366,7 +366,7 @@ def converted_weights_give_the_same_scores(target, seed, heads, widths):
 @suite.property("to_half_layout", "to_interleaved_layout", seed=seeds,
     widths=st.sampled_from([(4, None), (6, None), (8, 6), (7, 4), (5, 0)]))  # fmt: skip
 def converting_back_restores_every_weight(target, seed, widths):
-    """Eq. 9.9: the two conversions undo each other, bit for bit, in either order; the first head of
+    """Eq. 7.9: the two conversions undo each other, bit for bit, in either order; the first head of
     width 8 becomes 0, 2, 4, 6, 1, 3, 5, 7."""
     width, rotary = widths
     weight = normal((5, 3 * width), seed)
@@ -382,7 +382,7 @@ def converting_back_restores_every_weight(target, seed, widths):
 
 @suite.property(TABLES, FORWARD, seed=seeds, layout=layouts, rotated=st.sampled_from([0, 2, 4, 8]))
 def proportional_rotation_turns_the_first_pairs_of_the_whole(target, seed, layout, rotated):
-    """Eq. 9.1 with `rotated` of 8 channels: the pairs and frequencies of all 8, of which the first
+    """Eq. 7.1 with `rotated` of 8 channels: the pairs and frequencies of all 8, of which the first
     turn and the rest stand, bit for bit."""
     x, positions = normal((3, 4, 8), seed), np.arange(4) + 1
     cos, sin = target.rope_tables(positions, 8, rotated=rotated)
