@@ -239,7 +239,7 @@ def arguments_are_left_alone(target, seed, layout):
 @suite.property(TABLES, "Scaling", factor=factors, base=bases, seed=seeds)
 def linear_scaling_divides_the_positions(target, factor, base, seed):
     """θ / s at p is θ at p / s: positions are squeezed into the range it was trained on (Eq.
-    9.4)."""
+    7.4)."""
     positions = np.random.default_rng(seed).integers(0, 300, 7)
     got = target.rope_tables(positions, 10, base=base, scaling=target.Scaling("linear", factor))
     squeezed = target.rope_tables(positions / factor, 10, base=base)
