@@ -1,0 +1,1 @@
+"""Skipping work, not only hiding it: which tiles exist, and attention over those alone."""
