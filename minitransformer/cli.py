@@ -78,6 +78,7 @@ def about(
     minitransformer train                  train with the defaults, into runs/1
     minitransformer sample runs/1          let the trained model write
     minitransformer doctor                 is the installation sound?
+    minitransformer verify                 is your own attention right?
 
     Every command explains itself: minitransformer train --help
     """
@@ -421,6 +422,126 @@ def demo(
         typer.echo("next:     minitransformer train     (the default model, 5 to 15 minutes)")
     if any(row.failure for row in result.proof):
         _fail("a gradient is wrong: see the table above", FAILED)
+
+
+# ---- verify --------------------------------------------------------------------------------------
+
+
+@app.command()
+def verify(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="module:function, file.py:function, or a built-in."),
+    ] = None,
+    operation: Annotated[str, typer.Option("--as", metavar="OP", help="What it is.")] = "attention",
+    framework: Annotated[
+        str | None, typer.Option(help="Whose arrays it takes: numpy, torch or jax.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="What it computes in: float64, float32, float16, bfloat16.")
+    ] = None,
+    convention: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=ANSWER", help="Where libraries differ. See --list. Repeatable."),
+    ] = None,
+    detect: Annotated[
+        bool, typer.Option("--detect", help="Find out the conventions that are not declared.")
+    ] = False,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OURS=THEIRS", help="Its name of an option, e.g. keep=visible."),
+    ] = None,
+    returns: Annotated[
+        str | None, typer.Option(help="What it returns, in order: out,lse,weights.")
+    ] = None,
+    backward: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="Its own backward: (dout, q, k, v, ...) -> gradients."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Ask this property. Repeatable.")
+    ] = None,
+    xfail: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Properties known to fail, one a line.")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="quick, default or thorough.")] = "default",
+    seed: Annotated[
+        int | None, typer.Option(help="Other draws. Without: the same every time.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for each property.")] = 60.0,
+    memory: Annotated[int, typer.Option(help="MiB that it may take (Linux).")] = 4096,
+    as_json: AsJson = False,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with pictures.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write JUnit XML for a build server.")
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--list", help="List operations, built-in targets and conventions.")
+    ] = False,
+) -> None:
+    """Is somebody's attention right, by which convention, and if not: which mistake is it?
+
+    The function is called as f(q, k, v, ...) with arrays (batch, heads, positions, width); of the
+    options keep, bias, scale, softcap, causal, window, multiplier it gets those that it has. It
+    runs in a child process: a crash or a hang is a finding. Exit code 0: nothing is wrong; 1:
+    something is; 2: this command makes no sense.
+
+    \b
+    minitransformer verify torch:sdpa
+    minitransformer verify mine.py:attention --framework torch --detect
+    minitransformer verify mine.py:softmax --as softmax --dtype float32
+    minitransformer verify mine.py:attention --html report.html --xfail known.txt
+    """
+    from minitransformer.checks import report, session
+    from minitransformer.checks.isolation import CannotStart
+
+    if show:
+        typer.echo(session.overview())
+        return
+    if target is None:
+        _fail("which function? minitransformer verify --list shows some to try", BAD_USAGE)
+    with _reading():
+        request = session.request(
+            target, operation, framework=framework, dtype=dtype, declared=convention or (),
+            renamed=rename or (), returns=returns, backward=backward, only=only or (),
+            profile=profile, seed=seed, seconds=timeout, memory=memory,
+        )  # fmt: skip
+        xfails = {} if xfail is None else _expected_failures(xfail, request.operation)
+    try:
+        found = session.run(
+            request, xfails, detect=detect, tell=lambda text: typer.echo(text, err=as_json)
+        )
+    except CannotStart as error:
+        _fail(error, BAD_USAGE)
+    for path, text in ((page, report.page), (junit, report.junit)):
+        if path is not None:
+            _write(path, text(found))
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2))
+    if found.failed:
+        raise typer.Exit(FAILED)
+
+
+def _expected_failures(path: Path, operation: str) -> dict[str, str]:
+    from minitransformer.checks.report import read_xfails
+    from minitransformer.checks.verify import statement_of
+
+    try:
+        xfails = read_xfails(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--xfail: cannot read '{path}': {error}") from None
+    for name in xfails:
+        statement_of(operation, name)
+    return xfails
+
+
+def _write(path: Path, text: str) -> None:
+    from minitransformer.training.checkpoints import write_atomically
+
+    with _running():
+        write_atomically(path, text.encode("utf-8"))
 
 
 # ---- doctor --------------------------------------------------------------------------------------

@@ -124,6 +124,6 @@ def test_the_readme_speaks_of_every_mechanism_that_has_a_suite():
 def test_the_code_of_the_readme_runs():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    mine = "from minitransformer.attention.dense import attention_forward as my_attention_forward\n"
+    mine = "def my_attention(q, k, v): ...\n"
     assert len(blocks) >= 2
     run_python(mine + "\n".join(blocks))

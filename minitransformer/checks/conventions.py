@@ -39,6 +39,10 @@ CONVENTIONS = {
         ("bhnd", "bnhd"),
     ),
     "lse": Convention("the base of the log-sum-exp: e, or 2 (kernels)", ("e", "2")),
+    "empty": Convention(
+        "an axis of length 0: answered, as by NumPy, or refused with an error (kernels)",
+        ("answered", "refused"),
+    ),
     "gelu": Convention("the form of GELU: tanh or erf (PyTorch's default)", ("tanh", "erf")),
 }
 

@@ -72,11 +72,14 @@ class Recorder:
             self.calls.append(call)
 
 
-def diagnose(mechanism: str, calls: Sequence[Call]) -> list[str]:
-    """The names of the mutants that answer every call as the target did."""
+def diagnose(mechanism: str, calls: Sequence[Call], statement: str = "") -> list[str]:
+    """The names of the mutants that answer every call as the target did; those alone that
+    `statement`, the property that failed, is declared to catch, if there are any."""
     if not calls or _answers_alike(reference(mechanism), calls):
         return []
-    return [m.name for m in suite(mechanism).mutants if _answers_alike(m.target, calls)]
+    alike = [m for m in suite(mechanism).mutants if _answers_alike(m.target, calls)]
+    declared = [m for m in alike if statement in m.killed_by]
+    return [m.name for m in declared or alike]
 
 
 def _answers_alike(target: Any, calls: Sequence[Call]) -> bool:

@@ -191,11 +191,13 @@ def _observe(name: str, error: float, limit: float) -> None:
 class Disagreement(AssertionError):
     """Two arrays differ: where most, by how much, in how many entries."""
 
-    def __init__(self, what: str, at: tuple[int, ...], got: Any, expected: Any, bad: int, of: int):
+    def __init__(self, what: str, at: tuple[int, ...], got: Array, expected: Array, wrong: Array):
         super().__init__(
-            f"{what}: at index {at} got {got}, expected {expected} ({bad} of {of} entries differ)"
+            f"{what}: at index {at} got {got[at]}, expected {expected[at]} "
+            f"({wrong.sum()} of {wrong.size} entries differ)"
         )
-        self.what, self.at, self.got, self.expected = what, at, got, expected
+        self.what, self.at, self.wrong = what, at, wrong
+        self.got, self.expected = got[at], expected[at]
 
     @property
     def ulps(self) -> float:
@@ -226,4 +228,4 @@ def assert_close(
                 np.argmax(np.where(np.isnan(difference), np.inf, difference)), got.shape
             )
         )
-        raise Disagreement(what, at, got[at], expected[at], int(bad.sum()), got.size)
+        raise Disagreement(what, at, got, expected, bad)

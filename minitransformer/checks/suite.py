@@ -4,6 +4,8 @@ import functools
 import importlib
 import pkgutil
 import re
+import time
+import unittest
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,7 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, reject, settings
-from hypothesis.errors import Unsatisfiable
+from hypothesis import seed as with_seed
+from hypothesis.errors import Flaky, Unsatisfiable
 
 # A gate asks only whether: few draws, no shrinking, the same ones every time. A person gets the
 # smallest counter-example.
@@ -26,6 +29,10 @@ GATE = settings(
 )
 PERSON = settings(max_examples=100, derandomize=True, **_QUIET)
 THOROUGH = settings(max_examples=500, **_QUIET)
+
+REFUSALS = 40  # cases in a row that a target cannot express before it is not asked any more
+# after the first failure: a small counter-example, not the smallest of a slow target
+SHRINKS, SHRINK_SECONDS = 100, 4.0
 
 
 class NotApplicable(Exception):
@@ -59,16 +66,17 @@ class Property:
 
     @property
     def statement(self) -> str:
-        """The docstring's first line, or the name read as a sentence."""
+        """The docstring's first sentence, or the name read as one."""
         doc = (self.check.__doc__ or self.name.replace("_", " ")).strip()
-        return doc.splitlines()[0]
+        first = " ".join(doc.split("\n\n")[0].split())
+        return re.split(r"(?<!Eq)(?<=\.) ", first)[0]
 
     def applies_to(self, target: Any) -> bool:
         return all(getattr(target, name, None) is not None for name in self.needs)
 
-    def run(self, target: Any, profile: settings = PERSON) -> None:
+    def run(self, target: Any, profile: settings = PERSON, seed: int | None = None) -> None:
         """Raise an AssertionError if the statement is false of `target`, NotApplicable if it cannot
-        be asked."""
+        be asked. Without a seed the draws are the same every time."""
         missing = [name for name in self.needs if getattr(target, name, None) is None]
         if missing:
             raise NotApplicable(f"{self.name} needs {', '.join(missing)}")
@@ -76,18 +84,28 @@ class Property:
             self.check(target)
             return
 
-        asked = 0
+        asked = refused = later = 0
+        failure: Exception | None = None
+        enough, why = 0.0, "no case of it was drawn"
 
         @functools.wraps(self.check)
         def once(**drawn: Any) -> None:
-            nonlocal asked
+            nonlocal asked, refused, later, failure, enough, why
+            later += failure is not None
+            if later > SHRINKS or (later and time.monotonic() > enough):
+                # the one exception that ends a run of Hypothesis at once
+                raise unittest.SkipTest("enough")
             try:
                 self.check(target, **drawn)
-            except NotApplicable:  # to these arguments; others may do
+            except NotApplicable as reason:  # to these arguments; others may do
+                refused, why = refused + 1, str(reason)
+                if not asked and refused >= REFUSALS:
+                    raise unittest.SkipTest("enough") from None
                 reject()
             except Exception as error:
                 error.drawn = drawn  # type: ignore[attr-defined]  # the counter-example
-                asked += 1
+                enough = enough or time.monotonic() + SHRINK_SECONDS
+                failure, asked = error, asked + 1
                 raise
             asked += 1
 
@@ -95,11 +113,15 @@ class Property:
             once.__wrapped__
         )  # Hypothesis must see the keywords of the draws, not those of the check
         try:
-            profile(given(**self.draws)(once))()
+            asked_of = profile(given(**self.draws)(once))
+            (asked_of if seed is None else with_seed(seed)(asked_of))()
         except Unsatisfiable:
             pass
+        except (unittest.SkipTest, Flaky):  # flaky: the target failed, and not when asked again
+            if failure is not None:
+                raise failure from None
         if not asked:
-            raise NotApplicable(f"{self.name}: the target can express no case of it")
+            raise NotApplicable(why)
 
 
 @dataclass(frozen=True)

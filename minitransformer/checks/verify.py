@@ -11,6 +11,7 @@
 The command `minitransformer verify` does the same in a child process and writes a report.
 """
 
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -75,6 +76,7 @@ class Verdict:
     example: Mapping[str, str] = field(default_factory=dict)  # the smallest counter-example
     ulps: float | None = None  # how far off, in units of the last place of the working dtype
     same_as: tuple[str, ...] = ()  # named mistakes that behave identically
+    pictures: Mapping[str, list[list[int]]] = field(default_factory=dict)  # of 0 and 1
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -115,7 +117,7 @@ def target(
     found = OPERATIONS[operation]
     if operation == "gelu":
         found = found._replace(defaults=(("form", answers["gelu"]),))
-    return operation_target(found, callee)
+    return operation_target(found, callee, answers["dead_row"])
 
 
 def statements(operation: str) -> list[Property]:
@@ -127,12 +129,31 @@ def statements(operation: str) -> list[Property]:
     return [p for p in suite(found.mechanism).properties if set(p.needs) <= names]
 
 
-def hold(
-    statement: Property, judged: Any, *, profile: str = "default", dtype: str = "float64"
-) -> None:
+def statement_of(operation: str, name: str) -> Property:
+    """One property of an operation, by its name.
+
+    Raises
+    ------
+    ValueError
+        If it has no such property.
+    """
+    found = {p.name: p for p in statements(operation)}
+    if name not in found:
+        near = difflib.get_close_matches(name, found, n=1, cutoff=0.0)
+        raise ValueError(f"{operation} has no property {name!r}: did you mean {near[0]}?")
+    return found[name]
+
+
+def dtype_of(judged: Any) -> str:
+    """The dtype that a target computes in."""
+    callee = getattr(judged, "callee", None)
+    return "float64" if callee is None else callee.dtype
+
+
+def hold(statement: Property, judged: Any, *, profile: str = "default") -> None:
     """Raise an AssertionError if the statement is false of the target. One that cannot be asked
     passes, as in `minitransformer verify`."""
-    with tolerances.working_in(dtype):
+    with tolerances.working_in(dtype_of(judged)):
         try:
             statement.run(judged, PROFILES[profile])
         except NotApplicable:
@@ -140,7 +161,7 @@ def hold(
 
 
 def verdict(
-    statement: Property, judged: Any, *, profile: str = "default", dtype: str = "float64"
+    statement: Property, judged: Any, *, profile: str = "default", seed: int | None = None
 ) -> Verdict:
     """Ask one property, whatever the target does."""
     start = time.perf_counter()
@@ -150,9 +171,9 @@ def verdict(
         return Verdict(statement.name, statement.statement, status, seconds, message, **more)
 
     watched = Recorder(judged)
-    with tolerances.working_in(dtype):
+    with tolerances.working_in(dtype_of(judged)):
         try:
-            statement.run(watched, PROFILES[profile])
+            statement.run(watched, PROFILES[profile], seed)
         except NotApplicable as reason:
             return said("not applicable", str(reason))
         except Exception as error:
@@ -161,10 +182,29 @@ def verdict(
             if not isinstance(error, AssertionError):
                 message = f"{type(error).__name__}: {message}"
             ulps = error.ulps if isinstance(error, Disagreement) else None
-            example = {n: shown(x) for n, x in getattr(error, "drawn", {}).items()}
-            names = tuple(diagnose(statement.mechanism, watched.calls))
-            return said("fail", message, example=example, ulps=ulps, same_as=names)
+            drawn = getattr(error, "drawn", {})
+            example = {n: shown(x) for n, x in drawn.items()}
+            names = tuple(diagnose(statement.mechanism, watched.calls, statement.name))
+            return said(
+                "fail", message, example=example, ulps=ulps, same_as=names,
+                pictures=_pictures(drawn, error),
+            )  # fmt: skip
     return said("pass")
+
+
+def _pictures(drawn: Mapping[str, Any], error: Exception) -> dict[str, list[list[int]]]:
+    """The mask of a counter-example and where the answer is wrong, as rows of 0 and 1."""
+    found = {}
+    options = getattr(drawn.get("case"), "options", {})
+    if "keep" in options:
+        found["may attend"] = options["keep"]
+    if isinstance(error, Disagreement) and error.wrong.ndim:
+        found[f"{error.what}: wrong entries"] = error.wrong
+    return {
+        name: np.asarray(x).reshape(-1, x.shape[-1])[:64, :64].astype(int).tolist()
+        for name, x in found.items()
+        if x.size and x.ndim
+    }
 
 
 def shown(x: Any, entries: int = 12) -> str:
@@ -219,21 +259,22 @@ def load(spec: str) -> Callable:
 def named_target(spec: str, operation: str, **options: Any) -> Any:
     """The target of a command line: a built-in one, or a function by its place."""
     if spec == "numpy:reference":
+        if options.get("declared"):
+            raise ValueError("numpy:reference follows our conventions: declare none")
         return reference(OPERATIONS[operation].mechanism)
     if (spec, operation) in BUILTIN:
         found = BUILTIN[spec, operation]
         declared = [*found.conventions, *options.pop("declared", ())]
         options |= {"framework": found.framework, "returns": found.returns, "declared": declared}
         options["differentiable"] = found.differentiable
+        options.setdefault("dtype", found.dtype)
         return target(found.make(), operation, **options)
     backward = options.pop("backward", None)
     loaded = load(backward) if isinstance(backward, str) else backward
     return target(load(spec), operation, backward=loaded, **options)
 
 
-def judge(
-    judged: Any, operation: str, *, profile: str = "default", dtype: str = "float64"
-) -> Iterator[Verdict]:
+def judge(judged: Any, operation: str, *, profile: str = "default") -> Iterator[Verdict]:
     """The verdict of every property, one by one, in this process."""
     for statement in statements(operation):
-        yield verdict(statement, judged, profile=profile, dtype=dtype)
+        yield verdict(statement, judged, profile=profile)

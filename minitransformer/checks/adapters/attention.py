@@ -121,15 +121,20 @@ class Attention:
             raise NotApplicable("the dtype of a target is chosen for the whole run")
         shape, tiled = score_shape(q, k, v), self.conventions["groups"] == "tile"
         axes = Axes(shape, k.shape[-3], self.conventions["layout"], tiled)
+        if self.conventions["empty"] == "refused" and 0 in (*shape, q.shape[-1], v.shape[-1]):
+            raise NotApplicable("the target declares empty=refused")
         keep = np.broadcast_to(True if keep is None else keep, shape)
         dead = ~np.asarray(keep.any(axis=-1))
 
         given = {name: x for name, x in options.items() if x is not None}
         if multiplier is not None:
             given["multiplier"] = axes.pairs_outward(multiplier)
-        given |= self._masks(keep, bias, axes)
         inputs, leaves = {"q": q, "k": k, "v": v}, [axes.outward(x) for x in (q, k, v)]
-        called = self._call(leaves, given, bias is not None)
+        try:
+            called = self._call(leaves, given | self._masks(keep, bias, axes), bias is not None)
+        except NotApplicable:  # perhaps not with this flag
+            plain = self._masks(keep, bias, axes, flags=False)
+            called = self._call(leaves, given | plain, bias is not None)
         if bias is not None:
             inputs["bias"] = bias
         out = axes.inward(called.outputs[0], (*shape[:-1], v.shape[-1]))
@@ -162,10 +167,10 @@ class Attention:
     # ---- the call --------------------------------------------------------------------------------
 
     def _call(self, leaves: list[Array], given: dict[str, Any], with_bias: bool) -> Called:
-        """A bias has a gradient too: it becomes a leaf, handed on under its name."""
-        if not with_bias:
+        """A bias has a gradient too: by a framework it becomes a leaf, handed on under its name."""
+        if not with_bias or self.callee.backward is not None:
             return self.callee.call(leaves, given)
-        option = "bias" if "bias" in given else "keep"
+        option = "keep" if self.conventions["mask"] == "additive" and "keep" in given else "bias"
         name, whole, function = self.callee.name_of(option), given.pop(option), self.callee.function
 
         def with_leaf(q: Any, k: Any, v: Any, b: Any, **rest: Any) -> Any:
@@ -175,7 +180,9 @@ class Attention:
         made = dataclasses.replace(self.callee, function=with_leaf, renamed=renamed)
         return made.call([*leaves, whole], given)
 
-    def _masks(self, keep: Array, bias: Array | None, axes: Axes) -> dict[str, Any]:
+    def _masks(
+        self, keep: Array, bias: Array | None, axes: Axes, *, flags: bool = True
+    ) -> dict[str, Any]:
         """The options that say who may attend to whom."""
         options = ("keep", "bias", "causal", "window")
         offers = {option: self.callee.name_of(option) is not None for option in options}
@@ -183,7 +190,7 @@ class Attention:
         given: dict[str, Any] = {}
         whole: Array | None = None if bias is None else np.broadcast_to(bias, axes.shape)
         if not keep.all():
-            flag = self._as_flag(keep, offers)
+            flag = self._as_flag(keep, offers) if flags else {}
             if flag:
                 given |= flag
             elif offers["keep"] and not additive:
@@ -194,7 +201,7 @@ class Attention:
             else:
                 raise NotApplicable("the target cannot be told this mask")
         if whole is not None:
-            option = "bias" if offers["bias"] else "keep" if offers["keep"] and additive else None
+            option = "keep" if offers["keep"] and additive else "bias" if offers["bias"] else None
             if option is None:
                 raise NotApplicable("the target has no option for a bias")
             given[option] = axes.pairs_outward(whole)

@@ -15,6 +15,7 @@ class Builtin(NamedTuple):
     conventions: tuple[str, ...] = ()
     returns: tuple[str, ...] = ("out",)
     differentiable: bool = True
+    dtype: str = "float64"
 
 
 def _sdpa() -> Callable:
@@ -25,6 +26,8 @@ def _sdpa() -> Callable:
         q: Any, k: Any, v: Any, *, keep: Any = None, bias: Any = None, scale: Any = None,
         causal: bool = False,
     ) -> Any:  # fmt: skip
+        if causal and bias is not None:
+            raise NotApplicable("SDPA takes is_causal or attn_mask, not both")
         mask = keep
         if bias is not None:
             mask = bias if keep is None else bias.masked_fill(~keep, -torch.inf)
@@ -159,12 +162,17 @@ def _torch_cross_entropy() -> Callable:
 BUILTIN: dict[tuple[str, str], Builtin] = {
     ("torch:sdpa", "attention"): Builtin(_sdpa, "torch", ("causal=upper_left",)),
     ("torch:multihead", "attention"): Builtin(_multihead, "torch", ("mask=ignore",)),
-    ("torch:flex", "attention"): Builtin(_flex, "torch", (), ("out", "lse"), False),
-    ("jax:dot_product_attention", "attention"): Builtin(
-        _jax_attention, "jax", ("causal=upper_left", "dead_row=mean", "layout=bnhd")
+    ("torch:flex", "attention"): Builtin(
+        _flex, "torch", ("empty=refused",), ("out", "lse"), differentiable=False
     ),
-    ("torch:softmax", "softmax"): Builtin(_torch_softmax, "torch"),
-    ("torch:log_softmax", "log_softmax"): Builtin(_torch_log_softmax, "torch"),
+    ("jax:dot_product_attention", "attention"): Builtin(
+        _jax_attention,
+        "jax",
+        ("causal=upper_left", "dead_row=mean", "layout=bnhd"),
+        dtype="float32",  # its softmax is of float32 whatever comes in
+    ),
+    ("torch:softmax", "softmax"): Builtin(_torch_softmax, "torch", ("dead_row=nan",)),
+    ("torch:log_softmax", "log_softmax"): Builtin(_torch_log_softmax, "torch", ("dead_row=nan",)),
     ("torch:logsumexp", "logsumexp"): Builtin(_torch_logsumexp, "torch"),
     ("torch:layer_norm", "layer_norm"): Builtin(_torch_layer_norm, "torch"),
     ("torch:rms_norm", "rms_norm"): Builtin(_torch_rms_norm, "torch"),

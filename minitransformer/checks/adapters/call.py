@@ -35,7 +35,8 @@ class Callee:
     framework: str = "numpy"
     dtype: str = "float64"
     renamed: Mapping[str, str] = field(default_factory=dict)  # ours -> theirs, beyond ALIASES
-    backward: Callable | None = None  # (dout, *inputs, **options) -> gradients of the inputs
+    # (dout, *inputs, **options) -> gradients of the inputs, and of a bias if one is given
+    backward: Callable | None = None
     differentiable: bool = True  # by its framework
 
     def name_of(self, option: str) -> str | None:

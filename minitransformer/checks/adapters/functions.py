@@ -24,7 +24,10 @@ class Operation(NamedTuple):
     defaults: tuple[tuple[str, Any], ...] = ()  # options that may be left out at this value
 
 
-def operation_target(operation: Operation, callee: Callee) -> Any:
+DEAD_ROWS = {"softmax": 0.0, "log_softmax": -np.inf}  # what we answer where nothing is allowed
+
+
+def operation_target(operation: Operation, callee: Callee, dead_row: str = "zero") -> Any:
     """The target that offers just this function, forward and backward."""
     defaults = {"check_finite": True, "fast": False, **dict(operation.defaults)}
 
@@ -49,9 +52,21 @@ def operation_target(operation: Operation, callee: Callee) -> Any:
         renamed = {**callee.renamed, **{name: name for name in operation.constants}}
         positional = [named.pop(name) for name in operation.constants if name in named]
         called = _positional(callee, renamed, leaves, positional, named)
-        return called.outputs[0], called
+        out = called.outputs[0]
+        if dead_row == "nan" and operation.name in DEAD_ROWS:
+            axis = options.get("axis", -1)
+            dead = np.isneginf(leaves[0]).all(axis=axis, keepdims=True) & (
+                leaves[0].shape[axis] > 0
+            )
+            dead = np.broadcast_to(dead, out.shape)
+            if dead.any():
+                assert np.isnan(out[dead]).all(), "dead_row=nan is declared, but one is no NaN"
+                return np.where(dead, DEAD_ROWS[operation.name], out), None
+        return out, called
 
     def backward(dout: Any, cache: Any, **options: Any) -> Any:
+        if cache is None:
+            raise NotApplicable("the gradient of a dead row that is NaN")
         dout = np.asarray(dout, dtype=np.float64)
         grads = cache.pull([dout])
         if len(operation.leaves) == 1:
@@ -59,7 +74,7 @@ def operation_target(operation: Operation, callee: Callee) -> Any:
         return _Grads(dict(zip(operation.leaves, grads, strict=True)))
 
     names = {f"{operation.name}_forward": forward, f"{operation.name}_backward": backward}
-    return SimpleNamespace(**names)
+    return SimpleNamespace(**names, callee=callee, conventions={"dead_row": dead_row})
 
 
 def _positional(callee: Callee, renamed: Any, leaves: list, positional: list, named: dict) -> Any:

@@ -1,6 +1,7 @@
 """Mistakes people make with attention. Most were shipped by somebody; the forward ones are written
 as one wrong line in a naive forward."""
 
+import itertools
 import math
 
 import numpy as np
@@ -275,6 +276,19 @@ def mask_written_into_the_bias(q, k, v, *, keep=None, bias=None, **options):
     if keep is not None and bias is not None and bias.shape == right.score_shape(q, k, v):
         bias[~np.broadcast_to(keep, bias.shape)] = -np.inf
     return right.attention_forward(q, k, v, keep=keep, bias=bias, **options)
+
+
+_launches = itertools.count()
+
+
+@suite.mutant(
+    "attention_forward",
+    "atomic additions: right to rounding, another rounding every time",
+    killed_by="the_same_call_gives_the_same_bits",
+)
+def sums_in_an_order_that_changes(q, k, v, **options):
+    out, cache = right.attention_forward(q, k, v, **options)
+    return out * (1 + 1e-14 * (next(_launches) % 7)), cache
 
 
 # ---- backward ------------------------------------------------------------------------------------
