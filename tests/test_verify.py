@@ -15,6 +15,7 @@ from minitransformer.attention.dense import attention_backward, attention_forwar
 from minitransformer.checks import conventions, detection, verify
 from minitransformer.checks.diagnosis import Recorder, diagnose
 from minitransformer.checks.suite import PERSON, suite
+from minitransformer.positions.rope import rope_forward
 
 DEFINITION = "the_output_is_the_definition"
 
@@ -284,7 +285,7 @@ def test_what_happens_to_the_process_is_a_finding_and_the_run_goes_on(command, n
 
 def test_known_failures_are_no_failures_and_their_repair_is_one(command):
     Path("known.txt").write_text(f"# ours\n{DEFINITION}  # doubled scale\n", encoding="utf-8")
-    code, out, err = command("targets.py:doubled", *ONE, "--xfail", "known.txt")
+    code, out, _err = command("targets.py:doubled", *ONE, "--xfail", "known.txt")
     assert code == 0
     assert f"known  {DEFINITION}  (doubled scale)" in out
     code, out, _err = command("targets.py:right", *ONE, "--xfail", "known.txt")
@@ -340,3 +341,24 @@ def test_peer_pytorch_attention_is_right_but_for_what_is_known():
     wrong = {v.statement for v in found if v.status == "fail"}
     # NaN in a masked value, or in the query of a dead row, reaches its output
     assert wrong <= {"what_nobody_may_read_changes_nothing", "nothing_comes_out_of_a_dead_row"}
+
+
+@pytest.mark.parametrize("operation", sorted(verify.OPERATIONS))
+def test_the_reference_is_right_as_every_operation(operation):
+    """A property of each, asked through the same door as anybody's function."""
+    judged = verify.named_target("numpy:reference", operation)
+    asked = verify.statements(operation)
+    assert asked
+    assert verify.verdict(asked[0], judged, profile="quick").status == "pass"
+
+
+def test_positions_of_others_are_judged_by_their_convention():
+    def interleaved(x, cos, sin):
+        return rope_forward(x, cos, sin, layout="interleaved")[0]
+
+    name = "each_pair_turns_by_its_angle"
+    assert detected(interleaved, "rope") == {"rope": "interleaved"}
+    found = verdicts(interleaved, "rope", [name], declared=["rope=interleaved"])
+    assert found[name].status == "pass"
+    wrong = verdicts(interleaved, "rope", [name])[name]
+    assert wrong.status == "fail"

@@ -44,6 +44,15 @@ CONVENTIONS = {
         ("answered", "refused"),
     ),
     "gelu": Convention("the form of GELU: tanh or erf (PyTorch's default)", ("tanh", "erf")),
+    "rope": Convention(
+        "which channels turn together: half (i and i + r/2: NeoX, Llama in transformers) or "
+        "interleaved (2i and 2i + 1: GPT-J, the paper)",
+        ("half", "interleaved"),
+    ),
+    "t5": Convention(
+        "whether later keys have buckets of their own: bidirectional (encoder) or causal (decoder)",
+        ("bidirectional", "causal"),
+    ),
 }
 
 

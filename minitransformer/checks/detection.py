@@ -17,6 +17,8 @@ from minitransformer.checks.conventions import CONVENTIONS
 from minitransformer.checks.gradients import assert_close
 from minitransformer.checks.strategies import normal
 from minitransformer.nn.activations import gelu_forward
+from minitransformer.positions.rope import rope_forward, rope_tables
+from minitransformer.positions.t5_bias import t5_bias_forward
 
 Probe = Callable[[Any, str], None]  # raises unless the target follows the answer
 
@@ -49,7 +51,7 @@ def _causal(target: Any, answer: str) -> None:
 
 
 def _dead_row(target: Any, answer: str) -> None:
-    if hasattr(target, "softmax_forward"):
+    if not hasattr(target, "attention_forward"):
         scores = np.array([[-np.inf, -np.inf], [0.0, 1.0]])
         out, _ = target.softmax_forward(scores)
         assert_close(out, softmax_forward(scores)[0])
@@ -79,6 +81,19 @@ def _gelu(target: Any, answer: str) -> None:
     assert_close(target.gelu_forward(x, form=answer)[0], gelu_forward(x, form=answer)[0])
 
 
+def _rope(target: Any, answer: str) -> None:
+    x, tables = normal((2, 3, 8), 0), rope_tables(np.arange(3), 8)
+    out, _ = target.rope_forward(x, *tables, layout=answer)
+    assert_close(out, rope_forward(x, *tables, layout=answer)[0])
+
+
+def _t5(target: Any, answer: str) -> None:
+    table, positions = normal((32, 2), 0), np.arange(7)
+    given = {"bidirectional": answer == "bidirectional"}
+    out, _ = target.t5_bias_forward(table, positions, positions, **given)
+    assert_close(out, t5_bias_forward(table, positions, positions, **given)[0])
+
+
 # in this order: a later question is asked with the answers to the earlier ones
 PROBES: dict[str, dict[str, Probe]] = {
     "attention": {
@@ -92,6 +107,8 @@ PROBES: dict[str, dict[str, Probe]] = {
     },
     "softmax": {"dead_row": _dead_row},
     "gelu": {"gelu": _gelu},
+    "rope": {"rope": _rope},
+    "t5_bias": {"t5": _t5},
 }
 
 

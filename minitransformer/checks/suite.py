@@ -69,7 +69,7 @@ class Property:
         """The docstring's first sentence, or the name read as one."""
         doc = (self.check.__doc__ or self.name.replace("_", " ")).strip()
         first = " ".join(doc.split("\n\n")[0].split())
-        return re.split(r"(?<!Eq)(?<=\.) ", first)[0]
+        return re.split(r"(?<!Eq\.)(?<=\.) ", first)[0]
 
     def applies_to(self, target: Any) -> bool:
         return all(getattr(target, name, None) is not None for name in self.needs)

@@ -54,6 +54,13 @@ OPERATIONS = {
         "nn.losses", "cross_entropy", ("logits",), ("targets",),
         (("label_smoothing", 0.0), ("ignore_index", None)),
     ),
+    "rope": Operation("positions.rope", "rope", ("x",), ("cos", "sin")),
+    "alibi": Operation(
+        "positions.alibi", "alibi", ("slopes",), ("query_positions", "key_positions")
+    ),
+    "t5_bias": Operation(
+        "positions.t5_bias", "t5_bias", ("table",), ("query_positions", "key_positions")
+    ),
 }  # fmt: skip
 
 PROFILES = {
@@ -115,8 +122,12 @@ def target(
     if operation == "attention":
         return Attention(callee, answers, tuple(returns))
     found = OPERATIONS[operation]
-    if operation == "gelu":
-        found = found._replace(defaults=(("form", answers["gelu"]),))
+    by_convention = {
+        "gelu": (("form", answers["gelu"]),),
+        "rope": (("layout", answers["rope"]),),
+        "t5_bias": (("bidirectional", answers["t5"] == "bidirectional"), ("max_distance", 128)),
+    }
+    found = found._replace(defaults=by_convention.get(operation, found.defaults))
     return operation_target(found, callee, answers["dead_row"])
 
 
@@ -126,7 +137,7 @@ def statements(operation: str) -> list[Property]:
         raise ValueError(f"operation must be one of {', '.join(OPERATIONS)}, got {operation!r}")
     found = OPERATIONS[operation]
     names = {f"{found.name}_forward", f"{found.name}_backward"}
-    return [p for p in suite(found.mechanism).properties if set(p.needs) <= names]
+    return [p for p in suite(found.mechanism).properties if set(p.needs) & names]
 
 
 def statement_of(operation: str, name: str) -> Property:

@@ -24,6 +24,9 @@ ALIASES = {
     "form": ("form", "approximate"),
     "label_smoothing": ("label_smoothing",),
     "ignore_index": ("ignore_index",),
+    "layout": ("layout",),
+    "bidirectional": ("bidirectional",),
+    "max_distance": ("max_distance",),
 }
 
 

@@ -4,14 +4,13 @@ by name.
 
 import dataclasses
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minitransformer.arrays import Array
 from minitransformer.checks.adapters.call import Callee
-from minitransformer.checks.suite import NotApplicable
+from minitransformer.checks.suite import NotApplicable, Target, reference
 
 
 class Operation(NamedTuple):
@@ -28,7 +27,7 @@ DEAD_ROWS = {"softmax": 0.0, "log_softmax": -np.inf}  # what we answer where not
 
 
 def operation_target(operation: Operation, callee: Callee, dead_row: str = "zero") -> Any:
-    """The target that offers just this function, forward and backward."""
+    """The target in which this function, forward and backward, is somebody else's."""
     defaults = {"check_finite": True, "fast": False, **dict(operation.defaults)}
 
     def forward(*arrays: Any, **options: Any) -> tuple[Array, Any]:
@@ -74,7 +73,8 @@ def operation_target(operation: Operation, callee: Callee, dead_row: str = "zero
         return _Grads(dict(zip(operation.leaves, grads, strict=True)))
 
     names = {f"{operation.name}_forward": forward, f"{operation.name}_backward": backward}
-    return SimpleNamespace(**names, callee=callee, conventions={"dead_row": dead_row})
+    conventions = {"dead_row": dead_row} if operation.name in DEAD_ROWS else {}
+    return Target(reference(operation.mechanism), **names, callee=callee, conventions=conventions)
 
 
 def _positional(callee: Callee, renamed: Any, leaves: list, positional: list, named: dict) -> Any:
@@ -90,7 +90,18 @@ def _positional(callee: Callee, renamed: Any, leaves: list, positional: list, na
 
     names = {o: n for o in named if (n := callee.name_of(o)) is not None}
     names |= {key: key for key in keys}
-    wrapped = dataclasses.replace(callee, function=ordered, renamed=names)
+    backward = callee.backward
+
+    def ordered_backward(dout: Any, *xs: Any, **rest: Any) -> Any:
+        assert backward is not None
+        return backward(dout, *xs, *[rest.pop(key) for key in keys], **rest)
+
+    wrapped = dataclasses.replace(
+        callee,
+        function=ordered,
+        renamed=names,
+        backward=None if backward is None else ordered_backward,
+    )
     return wrapped.call(leaves, {**named, **dict(zip(keys, positional, strict=True))})
 
 
