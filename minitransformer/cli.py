@@ -433,6 +433,12 @@ def verify(
         str | None,
         typer.Argument(metavar="TARGET", help="module:function, file.py:function, or a built-in."),
     ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS", help="A program instead: 'prog {input} {output}', safetensors files."
+        ),
+    ] = None,
     operation: Annotated[str, typer.Option("--as", metavar="OP", help="What it is.")] = "attention",
     framework: Annotated[
         str | None, typer.Option(help="Whose arrays it takes: numpy, torch or jax.")
@@ -493,6 +499,7 @@ def verify(
     minitransformer verify mine.py:attention --framework torch --detect
     minitransformer verify mine.py:softmax --as softmax --dtype float32
     minitransformer verify mine.py:attention --html report.html --xfail known.txt
+    minitransformer verify --command './attention {input} {output}'    C++, Rust, anything
     """
     from minitransformer.checks import report, session
     from minitransformer.checks.isolation import CannotStart
@@ -500,12 +507,14 @@ def verify(
     if show:
         typer.echo(session.overview())
         return
-    if target is None:
-        _fail("which function? minitransformer verify --list shows some to try", BAD_USAGE)
+    if (target is None) == (command is None):
+        which = "which function?" if target is None else "a TARGET or a --command, not both:"
+        _fail(f"{which} minitransformer verify --list shows some to try", BAD_USAGE)
     with _reading():
         request = session.request(
-            target, operation, framework=framework, dtype=dtype, declared=convention or (),
-            renamed=rename or (), returns=returns, backward=backward, only=only or (),
+            target or command or "", operation, command=command is not None,
+            framework=framework, dtype=dtype, declared=convention or (), renamed=rename or (),
+            returns=returns, backward=backward, only=only or (),
             profile=profile, seed=seed, seconds=timeout, memory=memory,
         )  # fmt: skip
         xfails = {} if xfail is None else _expected_failures(xfail, request.operation)

@@ -3,6 +3,9 @@
 
 import inspect
 import json
+import shlex
+import shutil
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -14,7 +17,9 @@ from minitransformer import cli
 from minitransformer.attention.dense import attention_backward, attention_forward
 from minitransformer.checks import conventions, detection, verify
 from minitransformer.checks.diagnosis import Recorder, diagnose
-from minitransformer.checks.suite import PERSON, suite
+from minitransformer.checks.gradients import assert_close, cotangent
+from minitransformer.checks.strategies import normal
+from minitransformer.checks.suite import PERSON, NotApplicable, suite
 from minitransformer.positions.rope import rope_forward
 
 DEFINITION = "the_output_is_the_definition"
@@ -362,3 +367,99 @@ def test_positions_of_others_are_judged_by_their_convention():
     assert found[name].status == "pass"
     wrong = verdicts(interleaved, "rope", [name])[name]
     assert wrong.status == "fail"
+
+
+# ---- a program in another language ---------------------------------------------------------------
+
+EXAMPLE = Path(__file__).parent.parent / "docs" / "examples" / "attention.cpp"
+PROGRAM = """
+import sys
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from minitransformer.attention.dense import attention_backward, attention_forward
+
+with safe_open(sys.argv[1], "np") as file:
+    said, x = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+if "softcap" in said:
+    print("no softcap", file=sys.stderr)
+    sys.exit(3)
+options = {name: x[name] for name in ("keep", "bias", "multiplier") if name in x}
+if "scale" in said:
+    options["scale"] = float(said["scale"])
+out, cache = attention_forward(x["q"], x["k"], x["v"], check_finite=False, **options)
+found = {"out": out, "lse": cache.lse}
+if said["pass"] == '"backward"':
+    grads = attention_backward(x["dout"], cache)
+    found = {f"d{name}": g for name, g in grads._asdict().items() if g is not None}
+save_file(found, sys.argv[2])
+"""
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler here")
+def test_the_example_in_cpp_is_right_and_stays_so_when_broken(command):
+    source = EXAMPLE.read_text(encoding="utf-8")
+    build = ["c++", "-O2", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-o"]
+    Path("wrong.cpp").write_text(source.replace("h / (H / G)", "h % G"), encoding="utf-8")
+    subprocess.run([*build, "right", EXAMPLE], check=True)
+    subprocess.run([*build, "wrong", "wrong.cpp"], check=True)
+    words = (*ONE, "--only", "a_row_with_no_key_is_zero")
+    code, out, _ = command("--command", "./right {input} {output}", *words)
+    assert code == 0
+    assert out.endswith("2 pass\n")
+    code, out, _ = command("--command", "./wrong {input} {output}", *words)
+    assert code == 1
+    assert "just like  key heads tiled instead of repeated" in out
+
+
+def test_a_program_may_answer_the_backward_pass_too(tmp_path):
+    """In this process: each call starts a Python, so a few must do."""
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM, encoding="utf-8")
+    words = shlex.join([sys.executable, str(path), "{input}", "{output}"])
+    judged = verify.named_target(words, "attention", command=True)
+    q, k, v, bias = (normal(s, i) for i, s in enumerate([(2, 3, 2)] * 3 + [(2, 3, 3)]))
+    keep = np.tri(3, dtype=np.bool_)
+    out, cache = judged.attention_forward(q, k, v, keep=keep, bias=bias, scale=0.3)
+    expected, right = attention_forward(q, k, v, keep=keep, bias=bias, scale=0.3)
+    assert_close(out, expected)
+    assert_close(cache.lse, right.lse)
+    dout = cotangent(out, 1)
+    pairs = zip(
+        judged.attention_backward(dout, cache), attention_backward(dout, right), strict=True
+    )
+    for got, wanted in pairs:
+        assert_close(got, wanted)
+    with pytest.raises(NotApplicable, match="no softcap"):
+        judged.attention_forward(q, k, v, softcap=3.0)
+
+
+@pytest.mark.parametrize(
+    "code, message",
+    [
+        ("raise SystemExit('no device')", "the program ended with exit code 1: no device"),
+        ("", "the program wrote no output file"),
+        ("open(sys.argv[2], 'w').write('hm')", "the output is no safetensors file"),
+    ],
+)
+def test_what_a_program_does_wrong_is_a_sentence(tmp_path, code, message):
+    path = tmp_path / "program.py"
+    path.write_text(f"import sys\n{code}\n", encoding="utf-8")
+    words = shlex.join([sys.executable, str(path), "{input}", "{output}"])
+    judged = verify.named_target(words, "attention", command=True)
+    with pytest.raises(AssertionError, match=message):
+        judged.attention_forward(*(np.ones((1, 2, 2)) for _ in range(3)))
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("--command", "prog {input}"), "--command needs {output}"),
+        (("f.py:f", "--command", "prog {input} {output}"), "not both"),
+        (("--command", "p {input} {output}", "--framework", "jax"), "--framework is for functions"),
+        (("--command", "p {input} {output}", "--dtype", "bfloat16"), "--dtype must be one of"),
+    ],
+)
+def test_a_program_that_cannot_be_called_is_one_sentence(command, words, message):
+    code, _, err = command(*words)
+    assert code == 2
+    assert message in err

@@ -11,6 +11,7 @@ from minitransformer.checks import conventions, tolerances, verify
 from minitransformer.checks.adapters.builtin import BUILTIN
 from minitransformer.checks.adapters.call import ALIASES
 from minitransformer.checks.adapters.frameworks import FRAMEWORKS
+from minitransformer.checks.adapters.program import Program
 from minitransformer.checks.isolation import Child, Request, judge
 from minitransformer.checks.report import Report, expecting, lines, summary
 
@@ -26,6 +27,7 @@ def request(
     spec: str,
     operation: str,
     *,
+    command: bool = False,
     framework: str | None = None,
     dtype: str | None = None,
     declared: Iterable[str] = (),
@@ -47,16 +49,23 @@ def request(
     """
     require("--as", operation, verify.OPERATIONS)
     require("--profile", profile, verify.PROFILES)
-    if ":" not in spec:
+    options: dict[str, Any] = {}
+    if command:
+        require("--dtype", dtype or "float64", ("float64", "float32", "float16"))
+        for name, value in (("--framework", framework), ("--backward", backward)):
+            if value is not None:
+                raise ValueError(f"{name} is for functions, not for --command")
+        Program(spec, operation, ())
+        options["command"] = True
+    elif ":" not in spec:
         raise ValueError(f"target {spec!r} must be module:function or path/file.py:function")
-    if spec.split(":")[0] in FRAMEWORKS and "." not in spec and spec != "numpy:reference":
-        known = [name for name, op in BUILTIN if op == operation]
+    elif spec.split(":")[0] in FRAMEWORKS and "." not in spec and spec != "numpy:reference":
         if (spec, operation) not in BUILTIN:
+            known = [name for name, op in BUILTIN if op == operation]
             raise ValueError(
                 f"there is no built-in {spec!r} for --as {operation}: "
                 f"there are {', '.join([*known, 'numpy:reference'])}"
             )
-    options: dict[str, Any] = {}
     if framework is not None:
         require("--framework", framework, FRAMEWORKS)
         options["framework"] = framework
@@ -157,7 +166,8 @@ def versions(framework: str) -> dict[str, str]:
 def command(asked: Request) -> str:
     """The words that repeat a request."""
     options = asked.options
-    words = ["minitransformer", "verify", asked.spec, "--as", asked.operation]
+    place = ["--command", asked.spec] if "command" in options else [asked.spec]
+    words = ["minitransformer", "verify", *place, "--as", asked.operation]
     for name in ("framework", "dtype", "backward"):
         if name in options:
             words += [f"--{name}", options[name]]

@@ -7,6 +7,7 @@ import re
 import time
 import unittest
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -86,11 +87,11 @@ class Property:
 
         asked = refused = later = 0
         failure: Exception | None = None
-        enough, why = 0.0, "no case of it was drawn"
+        enough, reasons = 0.0, Counter[str]()
 
         @functools.wraps(self.check)
         def once(**drawn: Any) -> None:
-            nonlocal asked, refused, later, failure, enough, why
+            nonlocal asked, refused, later, failure, enough
             later += failure is not None
             if later > SHRINKS or (later and time.monotonic() > enough):
                 # the one exception that ends a run of Hypothesis at once
@@ -98,7 +99,8 @@ class Property:
             try:
                 self.check(target, **drawn)
             except NotApplicable as reason:  # to these arguments; others may do
-                refused, why = refused + 1, str(reason)
+                refused += 1
+                reasons[str(reason)] += 1
                 if not asked and refused >= REFUSALS:
                     raise unittest.SkipTest("enough") from None
                 reject()
@@ -121,7 +123,8 @@ class Property:
             if failure is not None:
                 raise failure from None
         if not asked:
-            raise NotApplicable(why)
+            usual = reasons.most_common(1)
+            raise NotApplicable(usual[0][0] if usual else "no case of it was drawn")
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ from hypothesis import settings
 from minitransformer.checks import conventions, tolerances
 from minitransformer.checks.adapters.attention import Attention
 from minitransformer.checks.adapters.builtin import BUILTIN
-from minitransformer.checks.adapters.call import Callee
+from minitransformer.checks.adapters.call import ALIASES, FLAGS, Callee
 from minitransformer.checks.adapters.frameworks import FRAMEWORKS
 from minitransformer.checks.adapters.functions import Operation, operation_target
+from minitransformer.checks.adapters.program import program
 from minitransformer.checks.diagnosis import Recorder, diagnose
 from minitransformer.checks.gradients import Disagreement
 from minitransformer.checks.suite import PERSON, NotApplicable, Property, reference, suite
@@ -267,8 +268,16 @@ def load(spec: str) -> Callable:
     return function
 
 
-def named_target(spec: str, operation: str, **options: Any) -> Any:
-    """The target of a command line: a built-in one, or a function by its place."""
+def named_target(spec: str, operation: str, *, command: bool = False, **options: Any) -> Any:
+    """The target of a command line: a built-in one, a function by its place, or, as a `command`, a
+    program."""
+    if command:
+        called = OPERATIONS[operation]
+        forward, pulled = program(spec, operation, (*called.leaves, *called.constants))
+        names = {name: name for name in ALIASES if name not in FLAGS}
+        renamed = {**names, **options.pop("renamed", {})}
+        options.setdefault("returns", ("out", "lse"))
+        return target(forward, operation, backward=pulled, renamed=renamed, **options)
     if spec == "numpy:reference":
         if options.get("declared"):
             raise ValueError("numpy:reference follows our conventions: declare none")

@@ -28,6 +28,7 @@ ALIASES = {
     "bidirectional": ("bidirectional",),
     "max_distance": ("max_distance",),
 }
+FLAGS = ("causal", "window")  # masks by a word, which not everybody takes
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,9 @@ def call_numpy(
     differentiate: bool,
 ) -> Called:
     """Call on NumPy arrays of `dtype`; there is no gradient but the target's own."""
-    given = [x.astype(np.dtype(dtype)) for x in leaves]
-    held = {name: _narrow(x, dtype) for name, x in constants.items()}
+    with np.errstate(over="ignore"):  # what the dtype cannot hold is infinite
+        given = [x.astype(np.dtype(dtype)) for x in leaves]
+        held = {name: _narrow(x, dtype) for name, x in constants.items()}
     before = [x.copy() for x in given]
     outputs = outputs_of(function(*given, **held))
     for number, (x, copy) in enumerate(zip(given, before, strict=True)):
