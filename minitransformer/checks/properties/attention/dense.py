@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16, finfo
 
-from minitransformer.arrays import Array
+from minitransformer.arrays import Array, unbroadcast
 from minitransformer.attention.dense import attention_backward, attention_forward
 from minitransformer.checks.gradients import assert_close, assert_gradients, cotangent
 from minitransformer.checks.strategies import normal, seeds
@@ -377,6 +377,21 @@ def the_lse_has_a_derivative_too(target, case, seed):
 
     gradients = {name: getattr(grads, name) for name in inputs}
     assert_gradients(forward, gradients, inputs, np.concatenate([dout.ravel(), dlse.ravel()]))
+
+
+@suite.property(
+    FORWARD, BACKWARD, seed=seeds, shape=st.sampled_from([(3, 1, 5), (4, 5), (5,), (2, 1, 1, 5)])
+)
+def a_shared_bias_collects_from_all_it_was_added_to(target, seed, shape):
+    """Its gradient is that of the whole bias, summed over everybody who shares it."""
+    q, k, v = (normal((2, 3, n, 2), seed ^ i) for i, n in enumerate((4, 5, 5)))
+    bias, dout = normal(shape, seed ^ 3), cotangent(q, seed)
+
+    def gradient(bias):
+        return target.attention_backward(dout, target.attention_forward(q, k, v, bias=bias)[1]).bias
+
+    whole = gradient(np.broadcast_to(bias, (2, 3, 4, 5)).copy())
+    assert_close(gradient(bias), unbroadcast(whole, shape), GRADIENT, "gradient of the bias")
 
 
 @suite.property(FORWARD, BACKWARD, case=cases(), seed=seeds)
