@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minitransformer.attention.dense import attention_backward, attention_forward
+from minitransformer.attention.kv_cache import empty_cache, extend
 from minitransformer.attention.softmax import log_softmax_forward, softmax_forward
 from minitransformer.checks.gradients import assert_close, cotangent
 from minitransformer.checks.properties.attention.dense import MASKS, SHAPES, mask_of
@@ -94,6 +95,31 @@ def test_peer_softmax_and_log_softmax(seed, scale, n):
     x = normal((3, n), seed, scale)
     for ours, theirs in ((softmax_forward, F.softmax), (log_softmax_forward, F.log_softmax)):
         assert_close(ours(x)[0], theirs(torch.tensor(x), dim=-1).numpy())
+
+
+@PEER
+@given(
+    split=st.sampled_from([(4, 1, 1, 3), (2, 7), (1,) * 5]), groups=st.sampled_from([1, 2, 4]),
+    seed=seeds,
+)  # fmt: skip
+def test_peer_decoding_with_a_cache(split, groups, seed):
+    """PyTorch's `causal_lower_right` is the mask of a chunk behind a cache; `is_causal` is not."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    length = sum(split)
+    q, k, v = (normal((2, h, length, 8), seed ^ i) for i, h in enumerate((4, groups, groups)))
+    cache, start = empty_cache((2,), groups, 8), 0
+    for size in split:
+        new = slice(start, start + size)
+        read, cache = extend(cache, k[..., new, :], v[..., new, :])
+        out, _ = attention_forward(q[..., new, :], read.k, read.v, keep=read.keep)
+        start += size
+        past = [np.repeat(x[..., :start, :], 4 // groups, axis=1) for x in (k, v)]
+        peer = F.scaled_dot_product_attention(
+            *(torch.tensor(x) for x in (q[..., new, :], *past)),
+            attn_mask=causal_lower_right(size, start),
+        )
+        assert_close(out, peer.numpy(), what="out")
 
 
 @PEER
