@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minitransformer.sparse.block_mask import from_dense, from_rule, from_tiles, layout_of
+from minitransformer.sparse.tiled import tiled_attention_backward, tiled_attention_forward
 
 pytestmark = pytest.mark.usefixtures("own_errors")
 
@@ -125,5 +126,64 @@ def changed(name, at, value):
     ],
 )
 def test_block_masks_name_what_is_wrong(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+# ---- attention in tiles --------------------------------------------------------------------------
+
+X = np.ones((2, 24, 4))
+
+
+def attend(q=X, k=X, v=X, mask=MASK, **options):
+    return tiled_attention_forward(q, k, v, mask, **options)
+
+
+def holding(value):
+    """X with one entry at the last key, which every layout's last query reads."""
+    x = X.copy()
+    x[1, 23, 2] = value
+    return x
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: attend(mask=KEEP), TypeError, "mask must be a BlockMask, got ndarray"),
+        (
+            lambda: attend(q=X[:, :20]),
+            ValueError,
+            "mask is of 24 queries and 24 keys, q and k have 20 and 24",
+        ),
+        (
+            lambda: attend(q=np.ones((3, 24, 4)), k=X[:1], v=X[:1]),
+            ValueError,
+            r"the leading axes of mask has shape \(2,\), which does not broadcast to \(3,\)",
+        ),
+        (lambda: attend(v=X[:, :20]), ValueError, "v has 20 keys, k has 24: the two must agree"),
+        (lambda: attend(k=X[..., :3]), ValueError, "k has head width 3, q has 4"),
+        (lambda: attend(scale=np.nan), ValueError, "scale must be finite, got nan"),
+        (lambda: attend(softcap=-1.0), ValueError, "softcap must be a positive number"),
+        (lambda: attend(k=holding(np.nan)), ValueError, r"k holds NaN .* \(1, 23, 2\)"),
+        (lambda: attend(v=holding(np.inf)), ValueError, r"v holds NaN .* \(1, 23, 2\)"),
+        (lambda: attend(q=holding(np.nan)), ValueError, r"q holds NaN .* \(1, 23, 2\)"),
+        (
+            lambda: attend(q=1e200 * X, k=1e200 * X),
+            ValueError,
+            "q kᵀ holds NaN or .inf",
+        ),
+        (
+            lambda: tiled_attention_backward(X[:1], attend()[1]),
+            ValueError,
+            r"dout has shape \(1, 24, 4\), the forward pass gave \(2, 24, 4\)",
+        ),
+        (
+            lambda: tiled_attention_backward(X, attend()[1], dlse=X),
+            ValueError,
+            r"dlse has shape \(2, 24, 4\), the forward pass gave \(2, 24\)",
+        ),
+    ],
+)
+def test_tiled_attention_names_the_argument(call, error, message):
     with pytest.raises(error, match=message):
         call()
