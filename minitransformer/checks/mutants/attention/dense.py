@@ -291,6 +291,174 @@ def sums_in_an_order_that_changes(q, k, v, **options):
     return out * (1 + 1e-14 * (next(_launches) % 7)), cache
 
 
+@suite.mutant(
+    "attention_forward",
+    "large enough for float16, not for a bias or a row with nothing else",
+    killed_by=(DEFINITION, DEAD),
+)
+def minus_ten_thousand_for_minus_infinity(q, k, v, **options):
+    def scores(product, scale, options):
+        s = _scores(product, scale, {**options, "keep": None})
+        return s if options.get("keep") is None else np.where(options["keep"], s, -1e4)
+
+    return _naive(q, k, v, scores=scores, **options)
+
+
+@suite.mutant(
+    "attention_forward",
+    "a mask of 0 and 1, added: e⁻¹ of a forbidden key is left",
+    killed_by=(DEFINITION, "a_masked_pair_has_no_influence", DEAD),
+)
+def mask_added_as_one(q, k, v, **options):
+    def scores(product, scale, options):
+        s = _scores(product, scale, {**options, "keep": None})
+        return s if options.get("keep") is None else s - np.where(options["keep"], 0.0, 1.0)
+
+    return _naive(q, k, v, scores=scores, **options)
+
+
+@suite.mutant("attention_forward", "the sum runs along the other axis", killed_by=DEFINITION)
+def softmax_over_queries(q, k, v, **options):
+    def weights(s, options):
+        return softmax_forward(s, axis=-2, check_finite=False)[0]
+
+    return _naive(q, k, v, weights=weights, **options)
+
+
+@suite.mutant("attention_forward", "ε against a division by zero", killed_by=DEFINITION)
+def epsilon_in_the_sum(q, k, v, **options):
+    def weights(s, options):
+        top = s.max(axis=-1, keepdims=True, initial=-np.inf)
+        e = np.exp(s - np.where(np.isneginf(top), 0, top))
+        return e / (e.sum(axis=-1, keepdims=True) + 1e-6)
+
+    return _naive(q, k, v, weights=weights, **options)
+
+
+@suite.mutant("attention_forward", "0/0 where nothing may be read", killed_by=(DEFINITION, DEAD))
+def dead_row_not_guarded(q, k, v, **options):
+    out, cache = right.attention_forward(q, k, v, **options)
+    return np.where(np.isneginf(cache.lse)[..., None], np.nan, out), cache
+
+
+@suite.mutant("attention_forward", "every query head reads the first", killed_by=DEFINITION)
+def first_group_for_all(q, k, v, **options):
+    k, v = (np.broadcast_to(x[..., :1, :, :], x.shape) for x in (k, v))
+    return right.attention_forward(q, k, v, **options)
+
+
+@suite.mutant("attention_forward", "(B, N, H, E) read as (B, H, N, E)", killed_by=DEFINITION)
+def heads_merged_without_a_transpose(q, k, v, **options):
+    out, cache = right.attention_forward(q, k, v, **options)
+    return np.swapaxes(out, -2, -3).reshape(out.shape), cache
+
+
+# ---- another question answered -------------------------------------------------------------------
+
+
+def _asking(change):
+    """A mutant that answers rightly, but of options that `change` made."""
+
+    def answer(q, k, v, **options):
+        return right.attention_forward(q, k, v, **{**options, **change(q, k, v, options)})
+
+    answer.__name__ = change.__name__
+    return answer
+
+
+def _asking_of_mask(change):
+    """The same, where only a mask changes: `change` gets all of it."""
+
+    def changed(q, k, v, options):
+        if options.get("keep") is None:
+            return {}
+        return {"keep": change(np.broadcast_to(options["keep"], right.score_shape(q, k, v)))}
+
+    changed.__name__ = change.__name__
+    return _asking(changed)
+
+
+@suite.mutant("attention_forward", "1/√D is the caller's business", killed_by=DEFINITION)
+@_asking
+def scale_missing(q, k, v, options):
+    return {} if options.get("scale") is not None else {"scale": 1.0}
+
+
+@suite.mutant("attention_forward", "a kernel without it takes the option", killed_by=DEFINITION)
+@_asking
+def softcap_ignored(q, k, v, options):
+    return {"softcap": None}
+
+
+@suite.mutant("attention_forward", "a kernel without it takes the option", killed_by=DEFINITION)
+@_asking
+def bias_ignored(q, k, v, options):
+    return {"bias": None}
+
+
+@suite.mutant("attention_forward", "a penalty is taken off, a bias is added", killed_by=DEFINITION)
+@_asking
+def bias_subtracted(q, k, v, options):
+    return {} if options.get("bias") is None else {"bias": -options["bias"]}
+
+
+@suite.mutant("attention_forward", "no dropout where dropout was asked for", killed_by=DEFINITION)
+@_asking
+def multiplier_ignored(q, k, v, options):
+    return {"multiplier": None}
+
+
+@suite.mutant(
+    "attention_forward",
+    "a kernel without masks takes the option",
+    killed_by=(DEFINITION, "a_masked_pair_has_no_influence", DEAD),
+)
+@_asking
+def mask_ignored(q, k, v, options):
+    return {"keep": None}
+
+
+@suite.mutant(
+    "attention_forward",
+    "a stride of 0 along the batch",
+    killed_by=(DEFINITION, "a_masked_pair_has_no_influence"),
+)
+@_asking_of_mask
+def mask_of_the_first_batch_row(keep):
+    return (
+        np.broadcast_to(keep.reshape(-1, *keep.shape[-3:])[:1], keep.shape) if keep.size else keep
+    )
+
+
+@suite.mutant(
+    "attention_forward",
+    "a stride of 0 along the heads",
+    killed_by=(DEFINITION, "a_masked_pair_has_no_influence"),
+)
+@_asking_of_mask
+def mask_of_the_first_head(keep):
+    return np.broadcast_to(keep[..., :1, :, :], keep.shape)
+
+
+@suite.mutant(
+    "attention_forward",
+    "the mask counts from one, the keys from zero",
+    killed_by=(DEFINITION, "a_masked_pair_has_no_influence"),
+)
+@_asking_of_mask
+def mask_one_key_late(keep):
+    return np.roll(keep, 1, axis=-1)
+
+
+@suite.mutant("attention_forward", "j < M - 1: the ragged end is lost", killed_by=DEFINITION)
+@_asking
+def last_key_dropped(q, k, v, options):
+    m = k.shape[-2]
+    keep = np.broadcast_to(True if options.get("keep") is None else options["keep"],
+        right.score_shape(q, k, v))  # fmt: skip
+    return {"keep": keep & (np.arange(m) < max(m - 1, 1))}
+
+
 # ---- backward ------------------------------------------------------------------------------------
 
 
@@ -378,3 +546,21 @@ def cotangent_of_a_dead_row_let_in(dout, cache, *, dlse=None):
     grads = right.attention_backward(dout, cache, dlse=dlse)
     leak = 0 * dout.sum()
     return grads._replace(v=grads.v + leak)
+
+
+@suite.mutant("attention_backward", "detached by a copy", killed_by=DERIVATIVE)
+def keys_without_a_gradient(dout, cache, *, dlse=None):
+    grads = right.attention_backward(dout, cache, dlse=dlse)
+    return grads._replace(k=np.zeros_like(grads.k))
+
+
+@suite.mutant("attention_backward", "detached by a copy", killed_by=DERIVATIVE)
+def values_without_a_gradient(dout, cache, *, dlse=None):
+    grads = right.attention_backward(dout, cache, dlse=dlse)
+    return grads._replace(v=np.zeros_like(grads.v))
+
+
+@suite.mutant("attention_backward", "a bias that was meant to learn", killed_by=DERIVATIVE)
+def bias_without_a_gradient(dout, cache, *, dlse=None):
+    grads = right.attention_backward(dout, cache, dlse=dlse)
+    return grads if grads.bias is None else grads._replace(bias=np.zeros_like(grads.bias))
