@@ -1,8 +1,17 @@
-"""What the measures of a head say to bad input: the argument, what was expected, what came."""
+"""What the mechanisms of heads say to bad input: the argument, what was expected, what came."""
 
 import numpy as np
 import pytest
 
+from minitransformer.heads.grouping import (
+    KeyValueProjections,
+    expand_heads_backward,
+    expand_heads_forward,
+    grouping_distance,
+    pool_heads_backward,
+    pool_heads_forward,
+    regroup,
+)
 from minitransformer.heads.health import (
     attention_entropy_backward,
     attention_entropy_forward,
@@ -103,3 +112,60 @@ def test_rows_that_count_are_flags(measure, rows, error, message):
 def test_a_projection_has_rows_for_every_head(out, projection, error, message):
     with pytest.raises(error, match=message):
         head_output_norm(out, projection=projection)
+
+
+# ---- fewer and more key/value heads --------------------------------------------------------------
+
+WEIGHT = np.ones((3, 12))
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: pool_heads_forward([1.0], 1, 1), TypeError, "weight must be a NumPy array, got l"),
+        (lambda: pool_heads_forward(WEIGHT > 0, 4, 2), TypeError, "weight must hold floating-po"),
+        (lambda: pool_heads_forward(np.array(1.0), 1, 1), ValueError, "weight needs at least 1 ax"),
+        (lambda: pool_heads_forward(WEIGHT, 4, 3), ValueError, "groups is 3, .* divide heads = 4"),
+        (lambda: pool_heads_forward(WEIGHT, 2, 4), ValueError, "groups is 4, .* divide heads = 2"),
+        (lambda: pool_heads_forward(WEIGHT, 4, 0), ValueError, "groups must be at least 1, got 0"),
+        (lambda: pool_heads_forward(WEIGHT, 5, 1), ValueError, "weight has 12 channels, not .* 5"),
+        (lambda: expand_heads_forward(WEIGHT, 3, 4), ValueError, "groups is 3, .* heads = 4"),
+        (lambda: expand_heads_forward(WEIGHT, 5, 10), ValueError, "weight has 12 channels, not"),
+        (lambda: grouping_distance(WEIGHT, 4, 1.0), TypeError, "groups must be a whole number"),
+    ],
+)
+def test_numbers_of_heads_divide(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "heads, after, message",
+    [
+        (6, 4, "after is 4, heads 6: one of the two must divide the other"),
+        (5, 1, "key has 12 channels, not a multiple of 5 heads"),
+        (6, 0, "after must be at least 1, got 0"),
+    ],
+)
+def test_a_layer_is_regrouped_as_a_whole(heads, after, message):
+    with pytest.raises(ValueError, match=message):
+        regroup(KeyValueProjections(WEIGHT, WEIGHT), heads, after)
+
+
+def test_the_part_that_does_not_fit_is_named():
+    given = KeyValueProjections(WEIGHT, WEIGHT, WEIGHT[0], WEIGHT[0, :5])
+    with pytest.raises(ValueError, match="value_bias has 5 channels, not a multiple of 4 heads"):
+        regroup(given, 4, 2)
+    with pytest.raises(TypeError, match="key must be a NumPy array, got list"):
+        regroup(given._replace(key=[1.0]), 4, 2)
+
+
+def test_the_cotangent_has_the_shape_of_the_weight():
+    for forward, backward, heads, after, width in (
+        (pool_heads_forward, pool_heads_backward, 4, 2, 6),
+        (expand_heads_forward, expand_heads_backward, 2, 4, 24),
+    ):
+        _, cache = forward(WEIGHT, heads, after)
+        message = rf"dout has shape \(3, 1\), the forward pass gave \(3, {width}\)"
+        with pytest.raises(ValueError, match=message):
+            backward(WEIGHT[:, :1], cache)
