@@ -298,6 +298,13 @@ def test_attention_names_the_argument(given, error, message):
         layer.forward(**{"x": np.ones((2, 3, 8)), "draw": Draw(0), **given})
 
 
+def test_a_drop_rate_without_a_mask_to_draw_is_refused():
+    layer = MultiHeadAttention(8, 4, rng=rng())
+    layer.forward(np.ones((2, 3, 8)), draw=Draw(0), drop_rate=0.0)
+    with raises(ValueError, "drop_rate is 0.5, but the layer has no random_mask"):
+        layer.forward(np.ones((2, 3, 8)), draw=Draw(0), drop_rate=0.5)
+
+
 @pytest.mark.parametrize(
     "given, error, message",
     [

@@ -117,6 +117,10 @@ class MultiHeadAttention(Module):
                     raise ValueError(
                         f"{name} has width {given.shape[-1]}, the layer takes {self.width}"
                     )
+        if self.random_mask is None and drop_rate is not None and np.any(drop_rate):
+            raise ValueError(
+                f"drop_rate is {drop_rate}, but the layer has no random_mask: nothing would drop"
+            )
         read = x if memory is None else memory
         # pass 1: project and split
         q, query = self.query.forward(x)
