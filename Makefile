@@ -17,7 +17,7 @@ endif
 TEST = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab lint format matrix verify-peers clean
+.PHONY: help demo test lab notebooks lint format matrix verify-peers clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 18
@@ -30,6 +30,9 @@ test: .venv/.test  ## every property, every mutant, every gate
 
 lab: .venv/.notebook  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
+
+notebooks: .venv/.notebook  ## execute the notebooks' sources and write the notebooks
+	$(BIN)/python notebooks/build.py
 
 lint: .venv/.dev  ## ruff, types, and the floors of the house
 	$(BIN)/ruff format --check .
@@ -48,7 +51,7 @@ verify-peers: .venv/.verify  ## agreement with PyTorch, where it has the mechani
 	$(TEST) -k peer
 
 clean:  ## remove .venv and everything generated
-	rm -rf .venv demo runs .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf .venv demo runs .pytest_cache .hypothesis notebooks/.hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:

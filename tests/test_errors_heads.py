@@ -23,6 +23,13 @@ from minitransformer.heads.health import (
     relative_entropy,
     weight_norm,
 )
+from minitransformer.heads.importance import (
+    gate_heads_backward,
+    gate_heads_forward,
+    head_ablation,
+    head_importance,
+    normalised_importance,
+)
 
 pytestmark = pytest.mark.usefixtures("own_errors")
 
@@ -169,3 +176,65 @@ def test_the_cotangent_has_the_shape_of_the_weight():
         message = rf"dout has shape \(3, 1\), the forward pass gave \(3, {width}\)"
         with pytest.raises(ValueError, match=message):
             backward(WEIGHT[:, :1], cache)
+
+
+# ---- gates and importance ------------------------------------------------------------------------
+
+OUT = np.ones((2, 3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    "out, gates, error, message",
+    [
+        ([1.0], np.ones(3), TypeError, "out must be a NumPy array, got list"),
+        (OUT[0, 0], np.ones(3), ValueError, "out needs at least 3 axes"),
+        (OUT, np.ones(3, bool), TypeError, "gates must hold floating-point numbers, got .* bool"),
+        (OUT, np.ones(4), ValueError, r"gates has shape \(4,\), .* broadcast to \(2, 3\)"),
+        (OUT, np.ones((1, 2, 3)), ValueError, "gates has shape"),
+        (OUT, np.array(1.0), ValueError, "gates needs at least 1 axes"),
+    ],
+)
+def test_a_gate_for_every_head(out, gates, error, message):
+    with pytest.raises(error, match=message):
+        gate_heads_forward(out, gates)
+
+
+def test_the_cotangent_has_the_shape_of_the_heads_output():
+    _, cache = gate_heads_forward(OUT, np.ones(3))
+    message = r"dout has shape \(3, 4, 5\), the forward pass gave \(2, 3, 4, 5\)"
+    with pytest.raises(ValueError, match=message):
+        gate_heads_backward(OUT[0], cache)
+    with pytest.raises(ValueError, match=message):
+        head_importance(OUT, OUT[0], granularity="example")
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (
+            lambda: head_importance(OUT, OUT, granularity="head"),
+            ValueError,
+            "granularity must be one of token, example, batch, got 'head'",
+        ),
+        (
+            lambda: head_importance(OUT > 0, OUT, granularity="token"),
+            TypeError,
+            "out must hold floating-point numbers",
+        ),
+        (
+            lambda: head_importance(OUT, OUT.tolist(), granularity="token"),
+            TypeError,
+            "dout must be a NumPy array, got list",
+        ),
+        (
+            lambda: normalised_importance(-OUT[0, 0]),
+            ValueError,
+            "importance must not be negative",
+        ),
+        (lambda: normalised_importance([1.0]), TypeError, "importance must be a NumPy array"),
+        (lambda: head_ablation(sum, 0), ValueError, "heads must be at least 1, got 0"),
+    ],
+)
+def test_importance_says_what_it_needs(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

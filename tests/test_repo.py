@@ -1,5 +1,6 @@
 """The repository's own gates: what the README and the packaging promise is true."""
 
+import json
 import re
 import subprocess
 import sys
@@ -127,3 +128,71 @@ def test_the_code_of_the_readme_runs():
     mine = "def my_attention(q, k, v): ...\n"
     assert len(blocks) >= 2
     run_python(mine + "\n".join(blocks))
+
+
+# ---- notebooks: everything that can be known without executing them ------------------------------
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.py"))
+notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def cells_of_source(path: Path) -> list[tuple[str, str]]:
+    """Kind and text of each cell of a source in the percent format."""
+    cells = []
+    for part in re.split(r"^# %%", path.read_text(encoding="utf-8"), flags=re.M)[1:]:
+        head, _, body = part.partition("\n")
+        kind = "markdown" if "[markdown]" in head else "code"
+        if kind == "markdown":
+            body = re.sub(r"^# ?", "", body, flags=re.M)
+        cells.append((kind, body.strip("\n")))
+    return cells
+
+
+def cells_of_notebook(path: Path) -> list[dict]:
+    return json.loads(path.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]
+
+
+def outputs_of(cell: dict) -> str:
+    """What a cell shows, pictures left out."""
+    kept = [
+        [output.get("text"), *(v for k, v in output.get("data", {}).items() if "image" not in k)]
+        for output in cell.get("outputs", [])
+    ]
+    return json.dumps(kept)
+
+
+@notebooks
+def test_a_notebook_has_the_cells_of_its_source(path):
+    """If not: make notebooks."""
+    committed = [(c["cell_type"], "".join(c["source"])) for c in cells_of_notebook(path)]
+    assert committed == cells_of_source(path)
+
+
+@notebooks
+def test_a_notebook_is_executed_small_and_names_no_machine(path):
+    assert path.with_suffix(".ipynb").stat().st_size <= 400_000
+    code = [c for c in cells_of_notebook(path) if c["cell_type"] == "code"]
+    assert [c["execution_count"] for c in code] == list(range(1, len(code) + 1))
+    for cell in code:
+        shown = outputs_of(cell)
+        assert not re.search(r"/(?:home|root|tmp|Users|work|opt)/|[A-Z]:\\\\", shown)
+        assert "is not installed" not in shown, "a peer is missing: make verify-peers"
+        assert not any(o["output_type"] == "error" for o in cell["outputs"])
+
+
+@notebooks
+def test_equation_tags_of_a_notebook_exist_in_the_code(path):
+    code = "".join(
+        p.read_text(encoding="utf-8")
+        for p in (ROOT / "minitransformer").rglob("*.py")
+        if "checks" not in p.parts
+    )
+    named = equations(path.read_text(encoding="utf-8").replace("\n# ", "\n"))
+    assert named, "a page without an equation tag"
+    assert named - equations(code) == set()
+
+
+@notebooks
+def test_the_readme_links_every_notebook(path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"(notebooks/{path.stem}.ipynb)" in readme
