@@ -43,6 +43,7 @@ class Stream(IntEnum):
     INITIALISATION = 0x81
     BATCH = 0x82
     SAMPLE = 0x83
+    PATTERN = 0x84  # the random tiles of a sparse pattern
     MONTE_CARLO = 0x1000  # evaluation sample s of stream t uses MONTE_CARLO · s + t
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from minitransformer.philox import Draw
+from minitransformer.sparse import patterns
 from minitransformer.sparse.block_mask import from_dense, from_rule, from_tiles, layout_of
 from minitransformer.sparse.tiled import tiled_attention_backward, tiled_attention_forward
 
@@ -185,5 +187,111 @@ def holding(value):
     ],
 )
 def test_tiled_attention_names_the_argument(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+# ---- patterns ------------------------------------------------------------------------------------
+
+HERE = {"tile": 8, "align": "lower_right"}
+DRAWN = {**HERE, "draw": Draw(0)}
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (
+            lambda: patterns.log_sparse(24, 24, tile=8, align="left"),
+            ValueError,
+            "align must be one of lower_right, upper_left, got 'left'",
+        ),
+        (
+            lambda: patterns.log_sparse(24, -1, **HERE),
+            ValueError,
+            "keys must be at least 0, got -1",
+        ),
+        (
+            lambda: patterns.log_sparse(24, 24, tile=0, align="lower_right"),
+            ValueError,
+            "tile rows must be at least 1, got 0",
+        ),
+        (
+            lambda: patterns.log_sparse(24, 24, tile=(8, 8, 8), align="lower_right"),
+            ValueError,
+            "tile must be one or two whole numbers",
+        ),
+        (
+            lambda: patterns.log_sparse(24, 24, tile=256, align="lower_right"),
+            ValueError,
+            "tile must be at most 128 on a side",
+        ),
+        (
+            lambda: patterns.longformer(24, 24, window=-1, **HERE),
+            ValueError,
+            "window must be at least 0, got -1",
+        ),
+        (
+            lambda: patterns.longformer(24, 24, window=2, dilation=(1, 0), **HERE),
+            ValueError,
+            "dilation must be at least 1, got 0",
+        ),
+        (
+            lambda: patterns.longformer(24, 24, window=2, dilation=1.5, **HERE),
+            TypeError,
+            "dilation must be a whole number, got 1.5",
+        ),
+        (
+            lambda: patterns.longformer(24, 24, window=2, dilation=((1, 2), (1, 2)), **HERE),
+            ValueError,
+            r"dilation must be one number or one for each head, got shape \(2, 2\)",
+        ),
+        (
+            lambda: patterns.longformer(24, 24, window=2, tokens=(24,), **HERE),
+            ValueError,
+            r"tokens must be positions in \[0, 24\), got \[24\]",
+        ),
+        (
+            lambda: patterns.bigbird(24, 24, random=-1, **DRAWN),
+            ValueError,
+            "random must be at least 0, got -1",
+        ),
+        (
+            lambda: patterns.bigbird(24, 24, ends=1.5, **DRAWN),
+            TypeError,
+            "ends must be a whole number, got 1.5",
+        ),
+        (
+            lambda: patterns.bigbird(24, 24, leading=(2, -1), **DRAWN),
+            ValueError,
+            r"leading\[1\] must be at least 0, got -1",
+        ),
+        (
+            lambda: patterns.bigbird(24, 24, draw=Draw(2**32), **HERE),
+            ValueError,
+            "draw.seed must lie in",
+        ),
+        (
+            lambda: patterns.random_log(24, 24, layer=-1, **DRAWN),
+            ValueError,
+            r"layer must lie in \[0, 65535\], got -1",
+        ),
+        (
+            lambda: patterns.strided(24, 24, stride=0, **HERE),
+            ValueError,
+            "stride must be at least 1, got 0",
+        ),
+        (
+            lambda: patterns.strided(24, 24, stride=2, part="far", **HERE),
+            ValueError,
+            "part must be one of local, stride, both, got 'far'",
+        ),
+        (
+            lambda: patterns.fixed(24, 24, block=2, summary=3, **HERE),
+            ValueError,
+            "summary is 3, more than block = 2",
+        ),
+    ],
+)
+def test_patterns_name_the_argument(call, error, message):
     with pytest.raises(error, match=message):
         call()
