@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minitransformer.positions import alibi, rope, t5_bias
+from minitransformer.positions import alibi, rope, sinusoidal, t5_bias
 
 pytestmark = pytest.mark.usefixtures("own_errors")
 
@@ -219,4 +219,71 @@ def test_alibi_names_the_argument(call, error, message):
     ],
 )
 def test_t5_bias_names_the_argument(call, error, message):
+    fails(call, error, message)
+
+
+# ---- what is added to the text -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("add", [sinusoidal.sinusoidal_forward])
+@pytest.mark.parametrize(
+    "given, error, message",
+    [
+        ({"x": [[1.0]]}, TypeError, "x must be a NumPy array, got list"),
+        ({"x": X.astype(int)}, TypeError, "x must hold floating-point numbers"),
+        ({"x": np.ones(4)}, ValueError, r"x needs at least 2 axes, got shape \(4,\)"),
+        ({"positions": HERE * 1.0}, TypeError, "positions must be an array of integers, got dtype"),
+        ({"positions": range(3)}, TypeError, "positions must be an array of integers, got range"),
+        (
+            {"positions": HERE[:1]},
+            ValueError,
+            r"positions has shape \(1,\), x \(2, 3, 4\): one for",
+        ),
+        (
+            {"positions": np.array(2)},
+            ValueError,
+            r"positions has shape \(\), x .*: one for each row",
+        ),
+        (
+            {"positions": np.zeros((3, 3), int)},
+            ValueError,
+            r"positions has shape \(3, 3\), which does not broadcast to \(2, 3\)",
+        ),
+    ],
+)
+def test_what_is_added_names_x_and_positions(add, given, error, message):
+    fails(lambda: add(**{"x": X, "positions": HERE, **given}), error, message)
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (
+            lambda: sinusoidal.sinusoidal_table(HERE / 2, 4),
+            TypeError,
+            "positions must be an array of integers, got dtype float64",
+        ),
+        (
+            lambda: sinusoidal.sinusoidal_table(HERE, 0),
+            ValueError,
+            "width must be at least 1, got 0",
+        ),
+        (
+            lambda: sinusoidal.sinusoidal_table(HERE, 4.0),
+            TypeError,
+            "width must be a whole number, got 4.0",
+        ),
+        (
+            lambda: sinusoidal.sinusoidal_table(HERE, 4, base=1.0),
+            ValueError,
+            "base must be a number above 1, got 1.0",
+        ),
+        (
+            lambda: sinusoidal.sinusoidal_backward(X[0], sinusoidal.sinusoidal_forward(X, HERE)[1]),
+            ValueError,
+            r"dout has shape \(3, 4\), the forward pass gave \(2, 3, 4\)",
+        ),
+    ],
+)
+def test_sinusoidal_names_the_argument(call, error, message):
     fails(call, error, message)

@@ -170,7 +170,7 @@ def x_scaled_by_the_root_of_the_width(x, positions, *, base=10000.0):
     return (out + (root - 1) * x).astype(out.dtype), cache
 
 
-@suite.mutant("sinusoidal_forward", "the batch axis for the text's", killed_by=(ADDED))
+@suite.mutant("sinusoidal_forward", "the batch axis for the text's", killed_by=(ADDED, PADDING))
 def positions_along_the_wrong_axis(x, positions, *, base=10000.0):
     _, cache = right.sinusoidal_forward(x, positions, base=base)
     rows = np.arange(x.shape[0]).reshape(-1, *[1] * (x.ndim - 2))
