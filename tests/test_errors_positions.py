@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from minitransformer.positions import alibi, rope, sinusoidal, t5_bias
+from minitransformer.positions import alibi, learned, rope, sinusoidal, t5_bias
 
 pytestmark = pytest.mark.usefixtures("own_errors")
 
 HERE = np.arange(3)
 X, SLOPES, TABLE = np.ones((2, 3, 4)), np.ones(2), np.ones((8, 2))
+ROWS = np.ones((5, 4))
 COS, SIN = rope.rope_tables(HERE, 4)
 
 
@@ -225,7 +226,11 @@ def test_t5_bias_names_the_argument(call, error, message):
 # ---- what is added to the text -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("add", [sinusoidal.sinusoidal_forward])
+def add_learned(x=X, positions=HERE, table=ROWS):
+    return learned.learned_forward(x, table, positions)
+
+
+@pytest.mark.parametrize("add", [sinusoidal.sinusoidal_forward, add_learned])
 @pytest.mark.parametrize(
     "given, error, message",
     [
@@ -286,4 +291,40 @@ def test_what_is_added_names_x_and_positions(add, given, error, message):
     ],
 )
 def test_sinusoidal_names_the_argument(call, error, message):
+    fails(call, error, message)
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: add_learned(table=[[1.0]]), TypeError, "table must be a NumPy array, got list"),
+        (lambda: add_learned(table=ROWS.astype(int)), TypeError, "table must hold floating-point"),
+        (
+            lambda: add_learned(table=ROWS[:, :3]),
+            ValueError,
+            r"table must have shape \(positions, 4\), the width of x, got \(5, 3\)",
+        ),
+        (
+            lambda: add_learned(table=ROWS[0]),
+            ValueError,
+            r"table must have shape \(positions, 4\), the width of x, got \(4,\)",
+        ),
+        (
+            lambda: add_learned(positions=HERE + 3),
+            ValueError,
+            r"positions must lie in \[0, 5\), the rows of the table, got values from 3 to 5",
+        ),
+        (
+            lambda: add_learned(positions=HERE - 1),
+            ValueError,
+            r"positions must lie in \[0, 5\), .* from -1 to 1",
+        ),
+        (
+            lambda: learned.learned_backward(X[:1], add_learned()[1]),
+            ValueError,
+            r"dout has shape \(1, 3, 4\), the forward pass gave \(2, 3, 4\)",
+        ),
+    ],
+)
+def test_learned_names_the_argument(call, error, message):
     fails(call, error, message)
