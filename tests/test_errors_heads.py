@@ -3,6 +3,14 @@
 import numpy as np
 import pytest
 
+from minitransformer.heads.diversity import (
+    map_overlap_backward,
+    map_overlap_forward,
+    orthogonality_backward,
+    orthogonality_forward,
+    output_similarity_backward,
+    output_similarity_forward,
+)
 from minitransformer.heads.grouping import (
     KeyValueProjections,
     expand_heads_backward,
@@ -238,3 +246,33 @@ def test_the_cotangent_has_the_shape_of_the_heads_output():
 def test_importance_says_what_it_needs(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+# ---- diversity -----------------------------------------------------------------------------------
+
+LIKENESS = {
+    "out": (output_similarity_forward, output_similarity_backward),
+    "weights": (map_overlap_forward, map_overlap_backward),
+    "a": (orthogonality_forward, orthogonality_backward),
+}
+
+
+@pytest.mark.parametrize("name", LIKENESS)
+def test_what_is_compared_is_an_array(name):
+    forward, backward = LIKENESS[name]
+    with pytest.raises(TypeError, match=f"{name} must be a NumPy array, got list"):
+        forward([[1.0]])
+    with pytest.raises(TypeError, match=f"{name} must hold floating-point numbers"):
+        forward(OUT > 0)
+    with pytest.raises(ValueError, match=f"{name} needs at least {2 if name == 'a' else 3} axes"):
+        forward(OUT[0, 0, 0])
+    found, cache = forward(OUT)
+    message = rf"dout has shape \(1, 2, .*, the forward pass gave \({found.shape[0]}, "
+    with pytest.raises(ValueError, match=message):
+        backward(found[None], cache)
+
+
+@pytest.mark.parametrize("name", ["out", "weights"])
+def test_there_is_a_head_to_compare(name):
+    with pytest.raises(ValueError, match=rf"{name} has no heads: its shape is \(2, 0, 4, 5\)"):
+        LIKENESS[name][0](OUT[:, :0])
