@@ -44,6 +44,7 @@ class Stream(IntEnum):
     BATCH = 0x82
     SAMPLE = 0x83
     PATTERN = 0x84  # the random tiles of a sparse pattern
+    FEATURES = 0x85  # the projection of FAVOR+
     MONTE_CARLO = 0x1000  # evaluation sample s of stream t uses MONTE_CARLO · s + t
 
 

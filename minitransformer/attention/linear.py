@@ -392,12 +392,12 @@ def over_heads(x: Array) -> Array:
     return x.sum(axis=-3, keepdims=True)
 
 
-def lengthened(x: Array, length: int, align: str) -> Array:
-    """`x` with rows of zeros, in front where the last rows are aligned, else behind. A key without
+def lengthened(x: Array, length: int, align: str, fill: float = 0.0) -> Array:
+    """`x` with rows of `fill`, in front where the last rows are aligned, else behind. A key without
     features is no key, and a query more changes nobody."""
     missing = (*x.shape[:-2], length - x.shape[-2], x.shape[-1])
-    zeros = np.zeros(missing, x.dtype)
-    return np.concatenate([zeros, x] if align == "lower_right" else [x, zeros], axis=-2)
+    rows = np.full(missing, fill, x.dtype)
+    return np.concatenate([rows, x] if align == "lower_right" else [x, rows], axis=-2)
 
 
 def shortened(x: Array, rows: int, align: str) -> Array:
