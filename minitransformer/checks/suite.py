@@ -28,6 +28,8 @@ _QUIET: dict[str, Any] = {
 GATE = settings(
     max_examples=25, derandomize=True, phases=(Phase.explicit, Phase.generate), **_QUIET
 )
+# Hypothesis draws other cases when other modules are loaded: what few draws miss, these find
+MANY = settings(GATE, max_examples=300)
 PERSON = settings(max_examples=100, derandomize=True, **_QUIET)
 THOROUGH = settings(max_examples=500, **_QUIET)
 
