@@ -23,7 +23,7 @@ from nbclient.exceptions import CellExecutionError
 HERE = Path(__file__).resolve().parent
 SECONDS, BYTES = 60, 400_000
 MACHINE = re.compile(
-    r"/(?:home|root|tmp|Users|work|opt)/|[A-Z]:\\\\|"
+    r"/(?:home|root|tmp|Users|opt)/|[A-Z]:\\\\|"
     + "|".join(re.escape(str(p)) for p in (HERE.parent, Path.home(), Path(sys.prefix)))
 )
 METADATA = {

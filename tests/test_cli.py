@@ -64,7 +64,7 @@ def program(monkeypatch, capsys, tmp_path):
     return run
 
 
-def refused(ended, code, *parts):
+def assert_refused(ended, code, *parts):
     """One clear line on stderr, and the exit code that belongs to it."""
     assert ended.code == code, ended.err
     line = ended.err.splitlines()[-1]
@@ -155,7 +155,7 @@ def test_an_unknown_command_and_option_are_bad_usage(program):
 )
 @pytest.mark.parametrize("command", ["train", "doctor"])
 def test_a_setting_that_cannot_be_is_explained(program, tmp_path, command, words, said):
-    refused(program(command, *words), 2, said)
+    assert_refused(program(command, *words), 2, said)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,7 +174,7 @@ def test_a_text_that_cannot_serve_leaves_no_folder(program, tmp_path, content, s
     path = tmp_path / "mine.txt"
     if content is not None:
         path.write_bytes(content)
-    refused(program("train", "--text", path, "--run", tmp_path / "run"), 2, "mine.txt", said)
+    assert_refused(program("train", "--text", path, "--run", tmp_path / "run"), 2, "mine.txt", said)
     assert not (tmp_path / "run").exists()
 
 
@@ -191,39 +191,39 @@ def test_the_settings_can_be_shown_changed_and_given_back(program, tmp_path):
 def test_a_folder_that_holds_anything_is_left_alone(program, text, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     ended = program("train", *tiny(), "--text", text, "--run", tmp_path)
-    refused(ended, 1, str(tmp_path), "is not empty and is left alone")
+    assert_refused(ended, 1, str(tmp_path), "is not empty and is left alone")
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_a_finished_run_is_not_overwritten(program, text, finished):
     before = outcome(finished)
     ended = program("train", *tiny(), "--text", text, "--run", finished)
-    refused(ended, 1, "resume it with --resume or choose another folder")
+    assert_refused(ended, 1, "resume it with --resume or choose another folder")
     assert outcome(finished) == before
 
 
 def test_a_folder_in_use_is_refused(program, finished):
     with RunFolder.open(finished):
         ended = program("train", "--resume", "--run", finished)
-    refused(ended, 1, str(finished), "is in use by another process")
+    assert_refused(ended, 1, str(finished), "is in use by another process")
 
 
 def test_nothing_cannot_be_resumed(program, tmp_path):
-    refused(program("train", "--resume", "--run", tmp_path / "gone"), 1, "is no run folder")
+    assert_refused(program("train", "--resume", "--run", tmp_path / "gone"), 1, "is no run folder")
     assert not (tmp_path / "gone").exists()
-    refused(program("train", "--resume"), 2, "--resume needs --run DIR")
+    assert_refused(program("train", "--resume"), 2, "--resume needs --run DIR")
 
 
 def test_a_run_keeps_its_settings(program, finished):
     ended = program("train", "--resume", "--run", finished, "--set", "training.steps=9999")
-    refused(ended, 2, "--resume takes no other settings", "config.toml")
+    assert_refused(ended, 2, "--resume takes no other settings", "config.toml")
 
 
 def test_settings_changed_by_hand_are_noticed(program, finished):
     path = finished / "config.toml"
     path.write_text(path.read_text().replace("width = 16", "width = 32"))
     ended = program("train", "--resume", "--run", finished)
-    refused(ended, 1, "step_150.safetensors", "'model.width' is 16 in it, 32 here")
+    assert_refused(ended, 1, "step_150.safetensors", "'model.width' is 16 in it, 32 here")
 
 
 def test_another_text_is_noticed(program, finished, text, tmp_path):
@@ -235,7 +235,7 @@ def test_another_text_is_noticed(program, finished, text, tmp_path):
     found.about["settings"]["data.text"] = str(other)  # as if the file itself had been edited
     checkpoint.write_bytes(encode_checkpoint(found))
     ended = program("train", "--resume", "--run", finished)
-    refused(ended, 1, "step_150.safetensors", "'text_sha256'")
+    assert_refused(ended, 1, "step_150.safetensors", "'text_sha256'")
 
 
 def spoil_truncate(path):
@@ -274,7 +274,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(program, finished, spoil, sai
     spoil(last)
     before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
     ended = program("train", "--resume", "--run", finished)
-    refused(ended, 1, str(last), said, "delete it to resume from 'step_147.safetensors'")
+    assert_refused(ended, 1, str(last), said, "delete it to resume from 'step_147.safetensors'")
     assert {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()} == before
 
 
@@ -372,7 +372,7 @@ def test_a_full_disk_stops_the_run_and_spoils_nothing(whole, text, tmp_path, ful
     words = tiny(training__save_every=save_every)
     process = start(folder, text, words=words, preexec_fn=little_room)
     out, err = process.communicate()
-    refused(Ended(process.returncode, out, err), 1, full, "cannot write", "File too large")
+    assert_refused(Ended(process.returncode, out, err), 1, full, "cannot write", "File too large")
     assert not [*folder.rglob("*.tmp")]
     process = start(folder, text, resume=True)
     _, err = process.communicate()
@@ -431,7 +431,9 @@ def test_a_finished_run_says_its_result_again(program, finished):
 def test_a_run_that_diverges_says_so(program, text, tmp_path):
     wild = tiny(training__learning_rate=1e30, training__steps=20, training__look_every=5)
     ended = program("train", *wild, "--text", text, "--run", tmp_path / "run")
-    refused(ended, 1, "the loss is not a number any more", "steps were skipped", "learning_rate")
+    assert_refused(
+        ended, 1, "the loss is not a number any more", "steps were skipped", "learning_rate"
+    )
     records = RunFolder(tmp_path / "run").records()
     assert len(records) == 20
     assert records[-1]["skipped_so_far"] == sum(r["skipped"] for r in records) > 0
@@ -486,13 +488,13 @@ def test_a_trained_model_writes(program, whole):
     ],
 )
 def test_what_cannot_be_written_is_explained(program, whole, words, code, said):
-    refused(program("sample", whole[0], *words), code, said)
+    assert_refused(program("sample", whole[0], *words), code, said)
 
 
 def test_a_run_without_a_checkpoint_cannot_write(program, finished, tmp_path):
     shutil.rmtree(finished / "checkpoints")
-    refused(program("sample", finished), 1, "has no checkpoint yet")
-    refused(program("sample", tmp_path / "gone"), 1, "is no run folder")
+    assert_refused(program("sample", finished), 1, "has no checkpoint yet")
+    assert_refused(program("sample", tmp_path / "gone"), 1, "is no run folder")
 
 
 def test_the_doctor_says_what_it_found(program):

@@ -13,7 +13,7 @@ ROWS = np.ones((5, 4))
 COS, SIN = rope.rope_tables(HERE, 4)
 
 
-def fails(call, error, message):
+def assert_fails(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
@@ -62,7 +62,7 @@ def fails(call, error, message):
     ],
 )
 def test_rope_tables_name_the_argument(call, error, message):
-    fails(call, error, message)
+    assert_fails(call, error, message)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,9 @@ def test_rope_tables_name_the_argument(call, error, message):
     ],
 )
 def test_a_scaling_names_the_setting(given, message):
-    fails(lambda: rope.Scaling(**{"kind": "linear", "factor": 2.0, **given}), ValueError, message)
+    assert_fails(
+        lambda: rope.Scaling(**{"kind": "linear", "factor": 2.0, **given}), ValueError, message
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_a_scaling_names_the_setting(given, message):
     ],
 )
 def test_rope_names_the_argument(call, error, message):
-    fails(call, error, message)
+    assert_fails(call, error, message)
 
 
 # ---- what is added to the scores -----------------------------------------------------------------
@@ -162,7 +164,7 @@ def t5(table=TABLE, i=HERE, j=HERE, *, bidirectional=True, max_distance=20):
     ],
 )
 def test_a_bias_names_the_positions(bias, given, error, message):
-    fails(lambda: bias(**given), error, message)
+    assert_fails(lambda: bias(**given), error, message)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_a_bias_names_the_positions(bias, given, error, message):
     ],
 )
 def test_alibi_names_the_argument(call, error, message):
-    fails(call, error, message)
+    assert_fails(call, error, message)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_alibi_names_the_argument(call, error, message):
     ],
 )
 def test_t5_bias_names_the_argument(call, error, message):
-    fails(call, error, message)
+    assert_fails(call, error, message)
 
 
 # ---- what is added to the text -------------------------------------------------------------------
@@ -257,7 +259,7 @@ def add_learned(x=X, positions=HERE, table=ROWS):
     ],
 )
 def test_what_is_added_names_x_and_positions(add, given, error, message):
-    fails(lambda: add(**{"x": X, "positions": HERE, **given}), error, message)
+    assert_fails(lambda: add(**{"x": X, "positions": HERE, **given}), error, message)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +293,7 @@ def test_what_is_added_names_x_and_positions(add, given, error, message):
     ],
 )
 def test_sinusoidal_names_the_argument(call, error, message):
-    fails(call, error, message)
+    assert_fails(call, error, message)
 
 
 @pytest.mark.parametrize(
@@ -327,4 +329,4 @@ def test_sinusoidal_names_the_argument(call, error, message):
     ],
 )
 def test_learned_names_the_argument(call, error, message):
-    fails(call, error, message)
+    assert_fails(call, error, message)

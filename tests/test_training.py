@@ -339,6 +339,8 @@ def test_a_start_killed_half_way_can_be_started_again(tmp_path):
     (tmp_path / "run" / "config.toml").unlink()
     (tmp_path / "run" / ".config.toml.x1.tmp").write_text("half")
     RunFolder.create(tmp_path / "run", Config()).close()
+    with RunFolder.open(tmp_path / "run") as folder:
+        assert folder.config() == Config()
 
 
 def test_a_file_is_no_run_folder(tmp_path):

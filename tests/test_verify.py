@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import unittest
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -120,6 +121,16 @@ def test_a_crash_a_changed_argument_and_another_answer_each_time_are_findings():
     assert "argument 0 was modified" in verdict(greedy).message
     found = verdict(noisy, "the_same_call_gives_the_same_bits")
     assert found.message == "the second answer differs from the first"
+
+
+def test_in_somebodys_tests_a_statement_holds_fails_or_is_skipped_with_the_reason():
+    right, wrong = (verify.target(f, "attention") for f in (attention, tiled_heads))
+    verify.hold(verify.statement_of("attention", DEFINITION), right, profile="quick")
+    with pytest.raises(AssertionError, match="out: at index"):
+        verify.hold(verify.statement_of("attention", DEFINITION), wrong, profile="quick")
+    asked = verify.statement_of("attention", "gradients_agree_with_the_reference")
+    with pytest.raises(unittest.SkipTest, match="give its backward"):
+        verify.hold(asked, right, profile="quick")
 
 
 def test_what_makes_no_sense_is_answered_by_the_nearest():

@@ -91,9 +91,8 @@ def elu_plus_one_forward(x: Inexact[Array, "*S"]) -> tuple[Inexact[Array, "*S"],
     require_array("x", x)
     wide = x.astype(compute_dtype(x), copy=False)
     positive = wide.real > 0
-    power = np.asarray(
-        np.exp(np.where(positive, 0, wide))
-    )  # where x is large, nobody asks for exp(x)
+    # where x is positive, nobody asks for exp(x)
+    power = np.asarray(np.exp(np.where(positive, 0, wide)))
     out = np.where(positive, wide + 1, power)
     return narrowed(out, x), FeatureCache(power, np.empty(0, x.dtype))
 

@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any
 
 from minitransformer.checks import verify
@@ -43,27 +43,48 @@ class CannotStart(Exception):
     """The target could not be loaded at all."""
 
 
-def judge(request: Request) -> Iterator[Verdict]:
-    """The verdict of each named property, in their order.
+def begin(request: Request) -> tuple[dict[str, Any], Iterator[Verdict]]:
+    """What the child says of the target, and then the verdict of each named property, in their
+    order.
 
     Raises
     ------
     CannotStart
         If the target cannot be loaded: no such file, a syntax error, an import that fails.
     """
+    child = Child(request)
+    try:
+        ready = child.ready()
+    except BaseException:
+        child.end()
+        raise
+    declared = [*request.options.get("declared", ()), *_said(ready["detected"])]
+    options = request.options | ({"declared": declared} if declared else {})
+    return ready, _verdicts(replace(request, options=options, detect=False), child)
+
+
+def _verdicts(request: Request, child: "Child") -> Iterator[Verdict]:
     left = list(request.names)
-    while left:
-        with Child(Request(**{**asdict(request), "names": tuple(left)})) as child:
-            child.ready()
-            while left:
-                answer = child.line(request.seconds)
-                if answer is None:
-                    name, message = left.pop(0), child.obituary(request.seconds)
-                    says = verify.statement_of(request.operation, name).statement
-                    yield Verdict(name, says, "fail", request.seconds, message)
-                    break  # and go on in a new child
-                left.pop(0)
+    try:
+        while left:
+            name = left.pop(0)
+            answer = child.line(request.seconds)
+            if answer is not None:
                 yield Verdict(**{**answer, "same_as": tuple(answer["same_as"])})
+                continue
+            message = child.obituary(request.seconds)
+            says = verify.statement_of(request.operation, name).statement
+            yield Verdict(name, says, "fail", request.seconds, message)
+            child.end()
+            if left:  # go on in a new one
+                child = Child(replace(request, names=tuple(left)))
+                child.ready()
+    finally:
+        child.end()
+
+
+def _said(answers: Mapping[str, str]) -> list[str]:
+    return [f"{key}={answer}" for key, answer in answers.items()]
 
 
 class Child:
@@ -126,10 +147,8 @@ class Child:
             return f"the process died of {signal.Signals(-code).name}"
         return f"the process ended itself with exit code {code}"
 
-    def __enter__(self) -> "Child":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """End it, and whatever it started."""
         with contextlib.suppress(OSError, AttributeError):  # no process groups on Windows
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
@@ -171,11 +190,12 @@ def _work(request: Request, out: IO[str]) -> None:
     declared, found = request.options.get("declared", ()), {}
     if request.detect and hasattr(judged, "callee"):
         found = detect(
-            lambda answers: named([*declared, *(f"{k}={a}" for k, a in answers.items())]),
+            lambda answers: named([*declared, *_said(answers)]),
             request.operation,
             {text.partition("=")[0] for text in declared},
             verify.dtype_of(judged),
         )
+        judged = named([*declared, *_said(found)])
     say(
         {
             "detected": found,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import Progress
 
-from minitransformer.checks.suite import Suite, suites
+from minitransformer.checks.suite import GATE, MANY, Suite, suites
 
 
 class Row(NamedTuple):
@@ -29,7 +29,8 @@ def matrix(suite: Suite, tell=lambda: None) -> list[Row]:
         kills = []
         for statement in suite.properties:
             try:
-                killed = mutant.is_killed_by(statement)
+                declared = statement.name in mutant.killed_by
+                killed = mutant.is_killed_by(statement, MANY if declared else GATE)
             except Exception:  # undeclared pairs may meet what the mutant cannot take: a kill too
                 killed = True
             kills += [statement.name] * killed

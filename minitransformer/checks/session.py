@@ -12,7 +12,7 @@ from minitransformer.checks.adapters.builtin import BUILTIN
 from minitransformer.checks.adapters.call import ALIASES
 from minitransformer.checks.adapters.frameworks import FRAMEWORKS
 from minitransformer.checks.adapters.program import Program
-from minitransformer.checks.isolation import Child, Request, judge
+from minitransformer.checks.isolation import Request, begin
 from minitransformer.checks.report import Report, expecting, lines, summary
 
 
@@ -116,17 +116,14 @@ def run(
     CannotStart
         If the target cannot be loaded.
     """
-    with Child(replace(asked, names=(), detect=detect)) as child:
-        ready = child.ready()
+    ready, judged = begin(replace(asked, detect=detect))
     detected = ready["detected"]
-    if detected:
-        options = dict(asked.options)
-        found = [f"{key}={answer}" for key, answer in detected.items()]
-        options["declared"] = [*options.get("declared", ()), *found]
-        asked = replace(asked, options=options)
+    if detected:  # so that the report's command repeats what was asked
+        declared = [*asked.options.get("declared", ()), *(f"{k}={a}" for k, a in detected.items())]
+        asked = replace(asked, options=asked.options | {"declared": declared})
     settings = {
         "dtype": ready["dtype"],
-        "conventions": _conventions(ready["conventions"] | detected, detected),
+        "conventions": _conventions(ready["conventions"], detected),
         "profile": asked.profile,
         "seed": "fixed" if asked.seed is None else str(asked.seed),
         **versions(ready["framework"]),
@@ -134,7 +131,7 @@ def run(
     tell(f"{asked.spec} as {asked.operation}")
     tell("  " + " · ".join(f"{name} {value}" for name, value in settings.items() if value))
     verdicts = []
-    for verdict in judge(asked):
+    for verdict in judged:
         verdicts.append(expecting(verdict, xfails))
         for text in lines(verdicts[-1]):
             tell(text)

@@ -28,7 +28,8 @@ _QUIET: dict[str, Any] = {
 GATE = settings(
     max_examples=25, derandomize=True, phases=(Phase.explicit, Phase.generate), **_QUIET
 )
-# Hypothesis draws other cases when other modules are loaded: what few draws miss, these find
+# Which cases Hypothesis draws depends on the modules that are loaded: a mistake must not hang on 25
+# of them. The first that shows it ends the search.
 MANY = settings(GATE, max_examples=300)
 PERSON = settings(max_examples=100, derandomize=True, **_QUIET)
 THOROUGH = settings(max_examples=500, **_QUIET)
@@ -146,7 +147,7 @@ class Mutant:
     def target(self) -> Target:
         return Target(reference(self.mechanism), **{self.replaces: self.function})
 
-    def is_killed_by(self, statement: Property, profile: settings = GATE) -> bool:
+    def is_killed_by(self, statement: Property, profile: settings = MANY) -> bool:
         """True if `statement` is false of this mutant."""
         try:
             with warnings.catch_warnings():

@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import sys
 import time
+import unittest
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -163,13 +164,13 @@ def dtype_of(judged: Any) -> str:
 
 
 def hold(statement: Property, judged: Any, *, profile: str = "default") -> None:
-    """Raise an AssertionError if the statement is false of the target. One that cannot be asked
-    passes, as in `minitransformer verify`."""
+    """Raise an AssertionError if the statement is false of the target, SkipTest if it cannot be
+    asked: pytest and unittest show that as skipped, with the reason."""
     with tolerances.working_in(dtype_of(judged)):
         try:
             statement.run(judged, PROFILES[profile])
-        except NotApplicable:
-            return
+        except NotApplicable as reason:
+            raise unittest.SkipTest(str(reason)) from None
 
 
 def verdict(

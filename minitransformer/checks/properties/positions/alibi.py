@@ -11,6 +11,7 @@ from minitransformer.attention.dense import attention_backward, attention_forwar
 from minitransformer.attention.masks import causal
 from minitransformer.checks.gradients import assert_close, assert_gradients, cotangent
 from minitransformer.checks.properties.nn import DTYPES, assert_rounded_once, dtypes
+from minitransformer.checks.properties.positions import SHAPES, integers
 from minitransformer.checks.strategies import normal, seeds
 from minitransformer.checks.suite import Suite
 from minitransformer.checks.tolerances import of_dtype
@@ -19,20 +20,7 @@ suite = Suite("positions.alibi")
 
 SLOPES, FORWARD, BACKWARD = "alibi_slopes", "alibi_forward", "alibi_backward"
 
-# leading axes of the queries' and the keys' positions, H, N, M
-SHAPES = (
-    ((), (), 3, 5, 5),
-    ((2,), (2,), 4, 3, 7),
-    ((2,), (), 1, 1, 6),
-    ((), (3,), 5, 4, 2),
-    ((1, 2), (3, 1), 2, 2, 3),
-    ((), (), 2, 0, 3),
-    ((2,), (2,), 3, 2, 0),
-    ((0,), (), 2, 3, 3),
-    ((), (), 1, 1, 1),
-)
 shapes = st.sampled_from(SHAPES)
-integers = st.sampled_from(["int64", "int32", "uint8", "uint32"])
 
 
 def case(shape, seed: int, integer: str = "int64") -> tuple[Array, Array, Array]:
