@@ -156,7 +156,7 @@ figcaption { font-size: 0.85rem; }
 def page(report: Report) -> str:
     """A self-contained HTML page; nothing in it is loaded from elsewhere."""
     title = html.escape(f"{report.target} as {report.operation}")
-    settings = " · ".join(html.escape(f"{k} {v}") for k, v in report.settings.items())
+    settings = " · ".join(html.escape(f"{k} {v}") for k, v in report.settings.items() if v)
     order = sorted(report.verdicts, key=lambda v: STATUSES.index(v.status) if v.status != "fail"
         else -1)  # fmt: skip
     return "\n".join(
@@ -185,15 +185,17 @@ def _section(v: Verdict) -> str:
 
 
 def _picture(name: str, rows: list[list[int]], size: int = 10) -> str:
-    """Rows of 0 and 1 as squares; a description for those who do not see them."""
+    """Rows of 0 and 1 as squares, -1 as nothing; a description for those who do not see them."""
     height, width = len(rows), len(rows[0])
-    filled = sum(map(sum, rows))
-    said = html.escape(f"{name}: {filled} of {height * width} squares filled, {height} rows")
+    squares_of = [value for row in rows for value in row if value >= 0]
+    filled = f"{sum(squares_of)} of {len(squares_of)} squares filled"
+    said = html.escape(f"{name}: {filled}, one block for each head")
     squares = "".join(
         f'<rect x="{x * size}" y="{y * size}" width="{size - 1}" height="{size - 1}"'
         f' fill-opacity="{0.85 if value else 0.12}"/>'
         for y, row in enumerate(rows)
         for x, value in enumerate(row)
+        if value >= 0
     )
     return (
         f'<figure><svg role="img" aria-label="{said}" width="{width * size}" '

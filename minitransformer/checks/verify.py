@@ -85,7 +85,7 @@ class Verdict:
     example: Mapping[str, str] = field(default_factory=dict)  # the smallest counter-example
     ulps: float | None = None  # how far off, in units of the last place of the working dtype
     same_as: tuple[str, ...] = ()  # named mistakes that behave identically
-    pictures: Mapping[str, list[list[int]]] = field(default_factory=dict)  # of 0 and 1
+    pictures: Mapping[str, list[list[int]]] = field(default_factory=dict)  # of 0 and 1; -1: a gap
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -206,18 +206,23 @@ def verdict(
 
 
 def _pictures(drawn: Mapping[str, Any], error: Exception) -> dict[str, list[list[int]]]:
-    """The mask of a counter-example and where the answer is wrong, as rows of 0 and 1."""
+    """The mask of a counter-example and where the answer is wrong, as rows of 0 and 1: one plane
+    for each head, side by side, with a column of -1 between them."""
     found = {}
     options = getattr(drawn.get("case"), "options", {})
     if "keep" in options:
         found["may attend"] = options["keep"]
     if isinstance(error, Disagreement) and error.wrong.ndim:
         found[f"{error.what}: wrong entries"] = error.wrong
-    return {
-        name: np.asarray(x).reshape(-1, x.shape[-1])[:64, :64].astype(int).tolist()
-        for name, x in found.items()
-        if x.size and x.ndim
-    }
+    return {name: _planes(np.asarray(x)) for name, x in found.items() if x.size and x.ndim}
+
+
+def _planes(x: np.ndarray, most: int = 8, longest: int = 64) -> list[list[int]]:
+    planes = np.atleast_2d(x).astype(int)
+    planes = planes.reshape(-1, *planes.shape[-2:])[:most, :longest, :longest]
+    gap = np.full((planes.shape[1], 1), -1)
+    parts = [part for plane in planes for part in (gap, plane)][1:]
+    return np.concatenate(parts, axis=1).tolist()
 
 
 def shown(x: Any, entries: int = 12) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 INK = "#1f2933"
 MUTED = "#7b8794"
@@ -46,6 +47,8 @@ def image(ax: Axes, picture, *, xlabel: str = "key", ylabel: str = "query", **op
     """A matrix as a picture: one cell a pixel, no interpolation, the origin at the upper left."""
     shown = ax.imshow(picture, interpolation="nearest", aspect="auto", **options)
     ax.set_xlabel(xlabel, fontsize=8, color=INK)
+    for axis in (ax.xaxis, ax.yaxis):  # there is no query 2.5
+        axis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     ax.set_ylabel(ylabel, fontsize=8, color=INK)
     ax.tick_params(labelsize=7, colors=MUTED, length=2)
     return shown
