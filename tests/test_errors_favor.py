@@ -72,13 +72,13 @@ def state(**changed):
         (
             {"causal": True},
             ValueError,
-            "align must be one of .* got None: causal with 3 queries and 6 keys has two meanings",
+            "align must be one of .* got None: 3 queries and 6 keys have two alignments",
         ),
         ({"keep": np.ones(6)}, TypeError, "keep must be a boolean array .* got dtype float64"),
         (
             {"keep": np.ones((3, 6), bool)},
             ValueError,
-            r"keep has shape \(3, 6\): linear attention can leave out keys, not pairs",
+            r"keep has shape \(3, 6\): only whole keys can be left out here, not pairs",
         ),
         ({"state": (1, 2, 3)}, TypeError, "state must be a FavorState, got tuple"),
         (

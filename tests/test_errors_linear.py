@@ -42,14 +42,14 @@ NAN = np.where(np.arange(6) == 4, np.nan, 1)[:, None]
         (
             {"causal": True},
             ValueError,
-            "align must be one of .* got None: causal with 3 queries and 6 keys has two meanings",
+            "align must be one of .* got None: 3 queries and 6 keys have two alignments",
         ),
         ({"align": "left"}, ValueError, "align must be one of lower_right, .* got 'left'"),
         ({"keep": np.ones(6)}, TypeError, "keep must be a boolean array .* got dtype float64"),
         (
             {"keep": np.ones((3, 6), bool)},
             ValueError,
-            r"keep has shape \(3, 6\): linear attention can leave out keys, not pairs",
+            r"keep has shape \(3, 6\): only whole keys can be left out here, not pairs",
         ),
         (
             {"keep": np.ones((4, 1, 6), bool)},

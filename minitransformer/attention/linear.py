@@ -429,7 +429,7 @@ def require_alignment(causal: bool, align: str | None, shape: tuple[int, ...]) -
     if align is None and (not causal or queries == keys):
         return ALIGNMENTS[0]
     if align not in ALIGNMENTS:
-        hint = "" if align else f": causal with {queries} queries and {keys} keys has two meanings"
+        hint = "" if align else f": {queries} queries and {keys} keys have two alignments"
         raise ValueError(f"align must be one of {', '.join(ALIGNMENTS)}, got {align!r}{hint}")
     return align
 
@@ -442,8 +442,8 @@ def require_key_mask(keep: Array | None, shape: tuple[int, ...], groups: int) ->
     to = (*shape[:-3], groups, 1, shape[-1])
     if keep.ndim == 0 or (keep.ndim > 1 and keep.shape[-2] != 1):
         raise ValueError(
-            f"keep has shape {keep.shape}: linear attention can leave out keys, not pairs of query "
-            f"and key; it must broadcast to (*B, G, 1, M) = {to}"
+            f"keep has shape {keep.shape}: only whole keys can be left out here, not pairs of "
+            f"query and key; it must broadcast to (*B, G, 1, M) = {to}"
         )
     require_broadcastable("keep", keep.shape, to)
 
