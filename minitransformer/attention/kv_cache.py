@@ -28,6 +28,7 @@ from minitransformer.arrays import (
     require_integers,
     require_whole,
 )
+from minitransformer.attention.dense import attention_forward
 
 
 class KVCache(NamedTuple):
@@ -147,6 +148,31 @@ def extend(
         np.take_along_axis(held, source, axis=-1),
         cache.window,
     )
+
+
+def decode_step(
+    q: Inexact[Array, "*B H N D"],
+    k: Inexact[Array, "*B G N D"],
+    v: Inexact[Array, "*B G N E"],
+    cache: KVCache,
+    *,
+    positions: Integer[Array, "*#B N"] | None = None,
+    scale: float | None = None,
+    check_finite: bool = True,
+) -> tuple[Inexact[Array, "*B H N E"], KVCache]:
+    """What N new tokens attend to, and the cache after them: `extend`, then attention over what it
+    says may be read  (Eq. 8.1, Eq. 8.2, Eq. 8.4)
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `extend` and `attention_forward` do.
+    """
+    read, after = extend(cache, k, v, positions=positions)
+    out, _ = attention_forward(
+        q, read.k, read.v, keep=read.keep, scale=scale, check_finite=check_finite
+    )
+    return out, after
 
 
 def reorder(cache: AnyCache, rows: Integer[Array, "beams"]) -> AnyCache:

@@ -43,6 +43,15 @@ CONVENTIONS = {
         "an axis of length 0: answered, as by NumPy, or refused with an error (kernels)",
         ("answered", "refused"),
     ),
+    "ragged": Convention(
+        "a length that the tiles do not divide: answered, or refused with an error (kernels)",
+        ("answered", "refused"),
+    ),
+    "cache": Convention(
+        "what a step of decoding does with the cache it is given: value (a new one comes back, the "
+        "older one may be gone on from again) or in_place (the older one is gone: static caches)",
+        ("value", "in_place"),
+    ),
     "gelu": Convention("the form of GELU: tanh or erf (PyTorch's default)", ("tanh", "erf")),
     "rope": Convention(
         "which channels turn together: half (i and i + r/2: NeoX, Llama in transformers) or "

@@ -16,9 +16,12 @@ from minitransformer.checks import tolerances
 from minitransformer.checks.conventions import CONVENTIONS
 from minitransformer.checks.gradients import assert_close
 from minitransformer.checks.strategies import normal
+from minitransformer.checks.suite import reference
 from minitransformer.nn.activations import gelu_forward
 from minitransformer.positions.rope import rope_forward, rope_tables
 from minitransformer.positions.t5_bias import t5_bias_forward
+from minitransformer.sparse.block_mask import from_dense
+from minitransformer.sparse.tiled import tiled_attention_forward
 
 Probe = Callable[[Any, str], None]  # raises unless the target follows the answer
 
@@ -30,6 +33,46 @@ def _attention(target: Any, heads: int, groups: int, n: int, m: int, **options: 
     out, cache = target.attention_forward(q, k, v, **options)
     assert_close(out, expected)
     return cache
+
+
+def _keyed(target: Any, heads: int, groups: int, n: int, m: int, **options: Any) -> None:
+    """Ask another form of attention, and compare with its reference."""
+    q, k, v = (normal(s, i) for i, s in enumerate([(1, heads, n, 4), *2 * [(1, groups, m, 4)]]))
+    mechanism, name = "attention.linear", "linear_attention_forward"
+    more: list[Any] = []
+    if hasattr(target, "favor_attention_forward"):
+        mechanism, name = "attention.favor", "favor_attention_forward"
+        more = [normal((5, 4), 3)]
+    expected, _ = getattr(reference(mechanism), name)(q, k, v, *more, **options)
+    assert_close(getattr(target, name)(q, k, v, *more, **options)[0], expected)
+
+
+def _tiled(target: Any, heads: int, groups: int, keep: Any) -> None:
+    n, m = keep.shape
+    q, k, v = (normal(s, i) for i, s in enumerate([(1, heads, n, 4), *2 * [(1, groups, m, 4)]]))
+    mask = from_dense(keep, tile=2)
+    expected, _ = tiled_attention_forward(q, k, v, mask)
+    assert_close(target.tiled_attention_forward(q, k, v, mask)[0], expected)
+
+
+def _stepped(target: Any, heads: int, groups: int) -> Any:
+    """Two steps; the cache after the first."""
+    q, k, v = (normal((1, h, 3, 4), i) for i, h in enumerate((heads, groups, groups)))
+    expected, _ = attention_forward(q, k, v, keep=np.tri(3, dtype=np.bool_))
+    first = target.empty_cache((1,), groups, 4)
+    got, held = target.decode_step(q[..., :2, :], k[..., :2, :], v[..., :2, :], first)
+    assert_close(got, expected[..., :2, :])
+    last = [x[..., 2:, :] for x in (q, k, v)]
+    assert_close(target.decode_step(*last, held)[0], expected[..., 2:, :])
+    return last, held, expected[..., 2:, :]
+
+
+def _cache(target: Any, answer: str) -> None:
+    last, held, expected = _stepped(target, 2, 2)
+    held.spent = False
+    again = target.decode_step(*last, held)[0]
+    same = np.allclose(again, expected, rtol=0, atol=1e-2, equal_nan=True)
+    assert same == (answer == "value")
 
 
 def _layout(target: Any, answer: str) -> None:
@@ -94,6 +137,17 @@ def _t5(target: Any, answer: str) -> None:
     assert_close(out, t5_bias_forward(table, positions, positions, **given)[0])
 
 
+KEYS = np.array([1, 0, 1, 1, 0], np.bool_)
+TILES = np.repeat(np.repeat([[1, 0], [0, 1]], 2, axis=0), 2, axis=1).astype(np.bool_)
+HOLES = TILES & (np.arange(4) != 3)
+KEYED: dict[str, Probe] = {
+    "layout": lambda target, answer: _keyed(target, 2, 2, 3, 5),
+    "mask": lambda target, answer: _keyed(target, 2, 2, 3, 5, keep=KEYS),
+    "groups": lambda target, answer: _keyed(target, 4, 2, 3, 5),
+    "causal": lambda target, answer: _keyed(target, 2, 2, 3, 5, causal=True, align=answer),
+    "dead_row": lambda target, answer: _keyed(target, 2, 2, 3, 5, keep=KEYS & False),
+}
+
 # in this order: a later question is asked with the answers to the earlier ones
 PROBES: dict[str, dict[str, Probe]] = {
     "attention": {
@@ -104,6 +158,19 @@ PROBES: dict[str, dict[str, Probe]] = {
         "dead_row": _dead_row,
         "lse": _lse,
         "empty": _empty,
+    },
+    "linear_attention": KEYED,
+    "favor": KEYED,
+    "block_sparse_attention": {
+        "layout": lambda target, answer: _tiled(target, 2, 2, TILES),
+        "mask": lambda target, answer: _tiled(target, 2, 2, HOLES),
+        "groups": lambda target, answer: _tiled(target, 4, 2, TILES),
+        "dead_row": lambda target, answer: _tiled(target, 2, 2, TILES & (np.arange(4) < 2)),
+    },
+    "kv_cache": {
+        "layout": lambda target, answer: _stepped(target, 2, 2),
+        "groups": lambda target, answer: _stepped(target, 4, 2),
+        "cache": _cache,
     },
     "softmax": {"dead_row": _dead_row},
     "gelu": {"gelu": _gelu},

@@ -60,8 +60,9 @@ class Recorder:
             except Exception as error:
                 self._keep(Call(*kept, type(error)))
                 raise
-            if _is_forward(name, result):
-                self._caches[id(result[1])] = (result[1], len(self.calls))
+            held = _held(name, result)
+            if held is not None:
+                self._caches[id(held)] = (held, len(self.calls))
             self._keep(Call(*kept, [*_seen(name, result), _modified(marked, kept[1])]))
             return result
 
@@ -104,8 +105,7 @@ def _replayed(target: Any, calls: Sequence[Call]) -> Iterator[list[Any] | type]:
         except Exception as error:
             yield type(error)
             continue
-        if _is_forward(call.name, result):
-            caches[place] = result[1]
+        caches[place] = _held(call.name, result)
         yield [*seen, _modified(given, call.arguments)]
 
 
@@ -116,11 +116,21 @@ def _modified(now: tuple, before: tuple) -> Any:
 
 
 def _is_forward(name: str, result: Any) -> bool:
-    return name.endswith("_forward") and isinstance(result, tuple) and len(result) == 2
+    last = name.endswith("_forward") or name == "decode_step"
+    return last and isinstance(result, tuple) and len(result) == 2
+
+
+def _held(name: str, result: Any) -> Any:
+    """The cache that a call gives, to be handed to another call."""
+    if name == "empty_cache":
+        return result
+    return result[1] if _is_forward(name, result) else None
 
 
 def _seen(name: str, result: Any) -> list[Any]:
     """The arrays of an answer; caches are opaque but for the LSE and the weights they offer."""
+    if name == "empty_cache":
+        return []
     if not _is_forward(name, result):
         return _leaves(result)
     seen = _leaves(result[0])

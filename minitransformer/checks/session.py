@@ -55,6 +55,8 @@ def request(
         for name, value in (("--framework", framework), ("--backward", backward)):
             if value is not None:
                 raise ValueError(f"{name} is for functions, not for --command")
+        if operation == "kv_cache":
+            raise ValueError("--command cannot hand a cache on: --as kv_cache is for functions")
         Program(spec, operation, ())
         options["command"] = True
     elif ":" not in spec:
@@ -84,7 +86,7 @@ def request(
     if returns is not None:
         names = tuple(name.strip() for name in returns.split(","))
         for name in names:
-            require("--returns", name, ("out", "lse", "weights"))
+            require("--returns", name, ("out", "lse", "weights", "s", "z"))
         options["returns"] = names
     if backward is not None:
         options["backward"] = backward
@@ -185,7 +187,7 @@ def overview() -> str:
     """What can be asked: operations, targets to try, and conventions."""
     found = ["operations (--as):"]
     for name in verify.OPERATIONS:
-        found.append(f"  {name:<14} {len(verify.statements(name))} properties")
+        found.append(f"  {name:<22} {len(verify.statements(name))} properties")
     found += ["", "built-in targets:", "  numpy:reference               any operation"]
     found += [f"  {spec:<29} {operation}" for spec, operation in BUILTIN]
     found += ["", "conventions (--convention KEY=ANSWER; the first answer is the default):"]

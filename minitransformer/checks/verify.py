@@ -31,6 +31,7 @@ from minitransformer.checks.adapters.builtin import BUILTIN
 from minitransformer.checks.adapters.call import ALIASES, FLAGS, Callee
 from minitransformer.checks.adapters.frameworks import FRAMEWORKS
 from minitransformer.checks.adapters.functions import Operation, operation_target
+from minitransformer.checks.adapters.others import FORMS
 from minitransformer.checks.adapters.program import program
 from minitransformer.checks.diagnosis import Recorder, diagnose
 from minitransformer.checks.gradients import Disagreement
@@ -39,6 +40,15 @@ from minitransformer.checks.suite import PERSON, NotApplicable, Property, refere
 # what can be verified, and the suite that judges it
 OPERATIONS = {
     "attention": Operation("attention.dense", "attention", ("q", "k", "v")),
+    "linear_attention": Operation("attention.linear", "linear_attention", ("q", "k", "v")),
+    "favor": Operation("attention.favor", "favor_attention", ("q", "k", "v"), ("projection",)),
+    "block_sparse_attention": Operation(
+        "sparse.tiled", "tiled_attention", ("q", "k", "v"),
+        ours=("nothing_of_the_size_of_the_scores_is_made", "a_nan_reaches_its_readers_alone"),
+    ),
+    "kv_cache": Operation(
+        "attention.kv_cache", "decode_step", ("q", "k", "v"), others=("decode_step",)
+    ),
     "softmax": Operation("attention.softmax", "softmax", ("scores",), (), (("axis", -1),)),
     "log_softmax": Operation("attention.softmax", "log_softmax", ("scores",), (), (("axis", -1),)),
     "logsumexp": Operation(
@@ -123,6 +133,8 @@ def target(
     callee = Callee(function, framework, dtype, dict(renamed or {}), backward, differentiable)
     if operation == "attention":
         return Attention(callee, answers, tuple(returns))
+    if operation in FORMS:
+        return FORMS[operation](callee, answers, tuple(returns))
     found = OPERATIONS[operation]
     by_convention = {
         "gelu": (("form", answers["gelu"]),),
@@ -138,8 +150,8 @@ def statements(operation: str) -> list[Property]:
     if operation not in OPERATIONS:
         raise ValueError(f"operation must be one of {', '.join(OPERATIONS)}, got {operation!r}")
     found = OPERATIONS[operation]
-    names = {f"{found.name}_forward", f"{found.name}_backward"}
-    return [p for p in suite(found.mechanism).properties if set(p.needs) & names]
+    asked = [p for p in suite(found.mechanism).properties if set(p.needs) & found.judged]
+    return [p for p in asked if p.name not in found.ours]
 
 
 def statement_of(operation: str, name: str) -> Property:

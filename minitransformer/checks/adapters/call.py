@@ -12,16 +12,24 @@ from minitransformer.checks.suite import NotApplicable
 # our name of an option, and what others call it
 ALIASES = {
     "keep": ("keep", "attn_mask", "attention_mask", "mask", "key_mask"),
+    "padding": ("padding", "key_padding_mask"),
     "bias": ("bias", "attn_bias", "attention_bias"),
     "scale": ("scale", "softmax_scale", "sm_scale", "scaling"),
     "softcap": ("softcap", "soft_cap", "logits_soft_cap", "logit_cap"),
     "multiplier": ("multiplier", "dropout_mask"),
     "causal": ("causal", "is_causal"),
     "window": ("window", "window_size", "local_window_size"),
+    "sliding": ("window", "sliding_window", "window_size"),
+    "s": ("s", "initial_state"),
+    "z": ("z", "initial_normaliser", "initial_normalizer"),
+    "form": ("form", "approximate"),
+    "chunk": ("chunk", "chunk_size"),
+    "positions": ("positions", "position_ids"),
+    "tiles": ("tiles", "layout", "block_layout"),
+    "tile": ("tile", "block", "block_size"),
     "axis": ("axis", "dim"),
     "keepdims": ("keepdims", "keepdim"),
     "eps": ("eps", "epsilon"),
-    "form": ("form", "approximate"),
     "label_smoothing": ("label_smoothing",),
     "ignore_index": ("ignore_index",),
     "layout": ("layout",),
@@ -53,23 +61,33 @@ class Callee:
             return None
         return next((name for name in ALIASES.get(option, ()) if name in parameters), None)
 
+    def required_name_of(self, option: str) -> str:
+        """What the function calls it.
+
+        Raises
+        ------
+        NotApplicable
+            If it has no such option.
+        """
+        name = self.name_of(option)
+        if name is None:
+            raise NotApplicable(f"the target has no option for {option}")
+        return name
+
     def call(self, leaves: Sequence[Array], options: Mapping[str, Any]) -> Called:
         """Call it.
 
         Raises
         ------
         NotApplicable
-            If it lacks one of the options.
+            If it lacks one of the options, or says that it cannot (NotImplementedError).
         """
-        named = {}
-        for option, value in options.items():
-            name = self.name_of(option)
-            if name is None:
-                raise NotApplicable(f"the target has no option for {option}")
-            named[name] = value
-        called = CALLS[self.framework](
-            self.function, leaves, named, self.dtype, self.differentiable and self.backward is None
-        )
+        named = {self.required_name_of(option): value for option, value in options.items()}
+        differentiate = self.differentiable and self.backward is None
+        try:
+            called = CALLS[self.framework](self.function, leaves, named, self.dtype, differentiate)
+        except NotImplementedError as reason:  # its own way to say that it was not built for this
+            raise NotApplicable(f"the target cannot: {reason}") from None
         backward = self.backward
         if backward is None:
             return called

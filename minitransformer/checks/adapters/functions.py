@@ -21,6 +21,12 @@ class Operation(NamedTuple):
     leaves: tuple[str, ...]
     constants: tuple[str, ...] = ()
     defaults: tuple[tuple[str, Any], ...] = ()  # options that may be left out at this value
+    others: tuple[str, ...] = ()  # what is judged, where that is not name_forward, name_backward
+    ours: tuple[str, ...] = ()  # properties of how we compute, which nobody else owes
+
+    @property
+    def judged(self) -> set[str]:
+        return set(self.others) or {f"{self.name}_forward", f"{self.name}_backward"}
 
 
 DEAD_ROWS = {"softmax": 0.0, "log_softmax": -np.inf}  # what we answer where nothing is allowed

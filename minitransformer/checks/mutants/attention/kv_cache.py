@@ -3,6 +3,7 @@
 import numpy as np
 
 from minitransformer.attention import kv_cache as right
+from minitransformer.attention.dense import attention_forward
 from minitransformer.checks.properties.attention.kv_cache import suite
 
 CHUNKS = "any_chunks_give_what_one_pass_gives"
@@ -18,6 +19,12 @@ BEAM = "a_beam_goes_on_from_its_own_past"
 SAME = "a_key_is_the_same_number_now_and_later"
 COSTS = "a_token_costs_its_keys_and_values"
 MEMORY = "a_memory_is_projected_once_and_read_whole"
+STEPS = "steps_give_what_one_pass_gives"
+WINDOW = "steps_through_a_window_read_the_last_tokens"
+SCALE = "a_step_takes_the_scale_it_is_given"
+HEADS = "in_a_step_query_head_h_reads_key_head_h_over_the_group_size"
+NO_PART = "padding_takes_no_part_in_a_step"
+ALONE = "a_step_leaves_the_older_cache_and_its_arguments_alone"
 
 
 def _reading(change):
@@ -406,3 +413,69 @@ def memory_cut_to_a_window(cache, queries):
     read = right.read_memory(cache, queries)
     keys = read.keep.shape[-1]
     return read._replace(keep=read.keep & (np.arange(keys) >= keys - 2))
+
+
+# ---- a step as one function ----------------------------------------------------------------------
+
+
+def _step(extend):
+    """A mutant of `decode_step` that is `extend` gone wrong."""
+
+    def made(q, k, v, cache, *, positions=None, scale=None):
+        read, after = extend(cache, k, v, positions=positions)
+        out, _ = attention_forward(
+            q, read.k, read.v, keep=read.keep, scale=scale, check_finite=False
+        )
+        return out, after
+
+    made.__name__ = f"step_with_{extend.__name__}"
+    return made
+
+
+for _extend, _why, _killers in (
+    (causal_mask_at_the_upper_left, "i <= j in a chunk, and in the text", (STEPS, SCALE, ALONE)),
+    (chunk_reads_its_own_future, "no mask: one token needs none", (STEPS, SCALE, ALONE)),
+    (window_of_one_too_many, "W back and oneself", WINDOW),
+    (window_not_applied_within_a_chunk, "the ring is the window, it was thought", WINDOW),
+    (new_keys_read_twice, "written into the cache, then concatenated with it", (STEPS, ALONE)),
+    (overwritten_before_it_is_read, "write, then read", WINDOW),
+    (values_of_the_past_forgotten, "both halves of a pair, from one variable", (STEPS, HEADS)),
+    (first_chunk_kept_by_reference, "the first chunk is the cache", ALONE),
+):
+    suite.mutant("decode_step", _why, killed_by=_killers)(_step(_extend))
+
+
+@suite.mutant("decode_step", "the caller's scale serves the prompt only", killed_by=SCALE)
+def step_that_forgets_the_scale(q, k, v, cache, *, positions=None, scale=None):
+    given = scale if cache.positions.shape[-1] == 0 else None
+    return right.decode_step(q, k, v, cache, positions=positions, scale=given)
+
+
+@suite.mutant(
+    "decode_step",
+    "tile for repeat, in the path that decodes: https://github.com/onnx/onnx/pull/7274",
+    killed_by=(HEADS, STEPS),
+)
+def step_with_heads_tiled(q, k, v, cache, *, positions=None, scale=None):
+    repeat = q.shape[-3] // k.shape[-3]
+    order = np.arange(q.shape[-3]) % k.shape[-3] * repeat + np.arange(q.shape[-3]) // k.shape[-3]
+    out, after = right.decode_step(
+        q[..., np.argsort(order), :, :], k, v, cache, positions=positions, scale=scale
+    )
+    return out[..., order, :, :], after
+
+
+@suite.mutant("decode_step", "padding of the prompt is a token", killed_by=NO_PART)
+def step_that_reads_padding(q, k, v, cache, *, positions=None, scale=None):
+    return right.decode_step(q, k, v, cache, scale=scale, check_finite=False)
+
+
+@suite.mutant("decode_step", "what was returned is not what was extended", killed_by=STEPS)
+def step_that_returns_the_cache_it_got(q, k, v, cache, *, positions=None, scale=None):
+    return right.decode_step(q, k, v, cache, positions=positions, scale=scale)[0], cache
+
+
+@suite.mutant("decode_step", "the new queries scaled where they stand", killed_by=ALONE)
+def step_that_scales_in_place(q, k, v, cache, *, positions=None, scale=None):
+    q *= q.shape[-1] ** -0.5 if scale is None else scale
+    return right.decode_step(q, k, v, cache, positions=positions, scale=1.0)

@@ -19,6 +19,7 @@ suite = Suite("attention.kv_cache")
 
 EMPTY, NEXT, PADDED, EXTEND = "empty_cache", "next_positions", "padded_positions", "extend"
 REORDER, BYTES, MEMORY, READ = "reorder", "bytes_per_token", "memory_cache", "read_memory"
+STEP = "decode_step"
 
 # leading axes, H, G, D, E
 SHAPES = (
@@ -304,6 +305,118 @@ def a_beam_goes_on_from_its_own_past(target, seed, window, rows):
         keep = keep_of(7 - skip[row], window)
         expected, _ = attention_forward(q[b][:, own], k[b][:, own], v[b][:, own], keep=keep)
         assert_close(got[b], expected[:, -3:], what=f"beam {b} from row {row}")
+
+
+# ---- a step as one function ----------------------------------------------------------------------
+
+
+def stepped(target, cache, q: Array, k: Array, v: Array, split, *, positions=None, **options):
+    """Chunk by chunk through `decode_step`: all outputs, and the cache after them."""
+    outs, start = [], 0
+    for size in split:
+        here = slice(start, start + size)
+        if positions is not None:
+            options["positions"] = positions[..., here]
+        given = (x[..., here, :] for x in (q, k, v))
+        out, cache = target.decode_step(*given, cache, **options)
+        outs.append(out)
+        start += size
+    return np.concatenate(outs, axis=-2), cache
+
+
+@suite.property(EMPTY, STEP, shape=shapes, seed=seeds, split=chunks)
+def steps_give_what_one_pass_gives(target, shape, seed, split):
+    """Eq. 8.1 and Eq. 8.2: prompt, chunks and single tokens, each attending to all before it and to
+    itself, equal causal attention over the whole text.
+
+    https://github.com/pytorch/pytorch/issues/144858
+    """
+    q, k, v = draw_text(shape, seed)
+    whole, _ = attention_forward(q, k, v, keep=keep_of(LENGTH, None))
+    got, _ = stepped(target, new_cache(target, k, v), q, k, v, split)
+    assert_close(got, whole, what="output")
+
+
+@suite.property(
+    EMPTY, STEP, shape=shapes, seed=seeds, split=chunks, window=st.sampled_from([1, 2, 3, 5, 20])
+)
+def steps_through_a_window_read_the_last_tokens(target, shape, seed, split, window):
+    """Eq. 8.4: with a window W each token attends to itself and the W - 1 before it, however the
+    window and the chunks lie to each other.
+
+    https://github.com/huggingface/transformers/issues/39408
+    """
+    q, k, v = draw_text(shape, seed)
+    whole, _ = attention_forward(q, k, v, keep=keep_of(LENGTH, window))
+    got, _ = stepped(target, new_cache(target, k, v, window=window), q, k, v, split)
+    assert_close(got, whole, what="output")
+
+
+@suite.property(EMPTY, STEP, seed=seeds, split=chunks, scale=st.sampled_from([0.7, 0.05]))
+def a_step_takes_the_scale_it_is_given(target, seed, split, scale):
+    """The same scale in every step, and it is that of one pass."""
+    q, k, v = draw_text(SHAPES[0], seed)
+    whole, _ = attention_forward(q, k, v, keep=keep_of(LENGTH, None), scale=scale)
+    got, _ = stepped(target, new_cache(target, k, v), q, k, v, split, scale=scale)
+    assert_close(got, whole, what="output")
+
+
+@suite.property(
+    EMPTY, STEP, seed=seeds, groups=st.sampled_from([2, 1, 3]), repeat=st.sampled_from([2, 1, 3])
+)
+def in_a_step_query_head_h_reads_key_head_h_over_the_group_size(target, seed, groups, repeat):
+    """Values that carry the number of their head show which one a query head read, from the cache
+    as well as from its own chunk."""
+    heads = groups * repeat
+    q, k = normal((1, heads, 4, 2), seed), normal((1, groups, 4, 2), seed ^ 1)
+    v = np.broadcast_to(np.arange(groups, dtype=np.float64)[:, None, None], (1, groups, 4, 2))
+    got, _ = stepped(target, new_cache(target, k, v), q, k, v, (2, 1, 1))
+    expected = np.broadcast_to((np.arange(heads) // repeat)[:, None, None], got.shape)
+    assert_close(got, expected.astype(np.float64))
+
+
+@suite.property(EMPTY, STEP, seed=seeds, left=st.booleans(), poison=st.booleans())
+def padding_takes_no_part_in_a_step(target, seed, left, poison):
+    """Eq. 8.2: prompts of unlike length in one batch, padding at position -1; every real token gets
+    what it gets alone, then and in the steps after, whatever stands in the padding."""
+    lengths, new = (5, 3, 1), 2
+    q, k, v = draw_text(((3,), 4, 2, 4, 3), seed, 5 + new)
+    real = np.arange(5) < np.array(lengths)[:, None]
+    real = real[:, ::-1] if left else real
+    prompt = np.where(real, np.cumsum(real, axis=-1) - 1, -1)
+    later = np.array(lengths)[:, None] + np.arange(new)
+    given_k, given_v = k.copy(), v.copy()
+    hidden = np.broadcast_to(~real[:, None], k[..., :5, 0].shape)
+    for x in (given_k, given_v):
+        x[..., :5, :][hidden] = np.nan if poison else 40.0
+    positions = np.concatenate([prompt, later], axis=-1)
+    cache = new_cache(target, k, v)
+    got, _ = stepped(target, cache, q, given_k, given_v, (5, 1, 1), positions=positions)
+    for b, length in enumerate(lengths):
+        tokens = [*np.flatnonzero(real[b]), *range(5, 5 + new)]
+        alone = (x[b][:, tokens] for x in (q, k, v))
+        expected, _ = attention_forward(*alone, keep=keep_of(length + new, None))
+        assert_close(got[b][:, tokens], expected, what=f"row with {length} tokens")
+
+
+@suite.property(EMPTY, STEP, seed=seeds, split=chunks)
+def a_step_leaves_the_older_cache_and_its_arguments_alone(target, seed, split):
+    """Two continuations of one cache do not see each other; no argument is modified, and the arrays
+    that were given may be used again."""
+    q, k, v = draw_text(SHAPES[0], seed)
+    expected, _ = attention_forward(q, k, v, keep=keep_of(LENGTH, None))
+    cache, outs, start = new_cache(target, k, v), [], 0
+    for size in split:
+        here = slice(start, start + size)
+        target.decode_step(q[..., here, :], 3 - k[..., here, :], -v[..., here, :], cache)  # a fork
+        buffers = [x[..., here, :].copy() for x in (q, k, v)]
+        out, cache = target.decode_step(*buffers, cache)
+        for x, given in zip(buffers, (q, k, v), strict=True):
+            assert np.array_equal(x, given[..., here, :]), "an argument was modified"
+            x[...] = 100.0
+        outs.append(out)
+        start += size
+    assert_close(np.concatenate(outs, axis=-2), expected, what="output")
 
 
 # ---- storage -------------------------------------------------------------------------------------

@@ -149,10 +149,10 @@ def the_backward_is_the_derivative(target, case, seed):
     seed=seeds)  # fmt: skip
 def the_lse_has_a_gradient_too(target, case, seed):
     """dL enters Eq. 11.5 beside D: the derivative of the LSE of rows that have a key."""
-    _, cache = case.of(target)
+    out, cache = case.of(target)
     alive = case.allowed.any(axis=-1)
     dlse = np.where(alive, cotangent(alive, seed), 0)
-    grads = target.tiled_attention_backward(np.zeros_like(cache.out), cache, dlse=dlse)
+    grads = target.tiled_attention_backward(np.zeros_like(out), cache, dlse=dlse)
 
     def lse(q, k):
         found = case._replace(q=q, k=k).of(target)[1].lse
