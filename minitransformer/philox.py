@@ -45,6 +45,7 @@ class Stream(IntEnum):
     SAMPLE = 0x83
     PATTERN = 0x84  # the random tiles of a sparse pattern
     FEATURES = 0x85  # the projection of FAVOR+
+    PRUNING = 0x86  # heads that are removed by chance, as a baseline
     MONTE_CARLO = 0x1000  # evaluation sample s of stream t uses MONTE_CARLO · s + t
 
 
