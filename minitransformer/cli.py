@@ -79,6 +79,7 @@ def about(
     minitransformer sample runs/1          let the trained model write
     minitransformer doctor                 is the installation sound?
     minitransformer verify                 is your own attention right?
+    minitransformer vectors                right answers in files, for any language
 
     Every command explains itself: minitransformer train --help
     """
@@ -551,6 +552,135 @@ def _write(path: Path, text: str) -> None:
 
     with _running():
         write_atomically(path, text.encode("utf-8"))
+
+
+# ---- vectors -------------------------------------------------------------------------------------
+
+vectors = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)  # fmt: skip
+app.add_typer(vectors, name="vectors")
+
+Operations = Annotated[
+    list[str] | None, typer.Argument(metavar="OP...", help="Without: all of them.")
+]
+VectorFolder = Annotated[
+    Path | None, typer.Option("--in", metavar="DIR", help="Without: those of the package.")
+]
+
+
+@vectors.callback()
+def about_vectors() -> None:
+    """Inputs and right answers as JSON, each with the mistakes that it catches.
+
+    For whoever tests attention in another language: read the files (docs/vectors.md describes
+    them), or copy docs/examples/vectors.cpp. For Python: minitransformer.checks.vectors, or
+    minitransformer verify, which asks them too.
+
+    \b
+    minitransformer vectors list                    what there is, and where
+    minitransformer vectors check attention         derive all answers again, three times
+    minitransformer vectors export --in mine        write the files somewhere
+    """
+
+
+@vectors.command("list")
+def vectors_list(place: VectorFolder = None, as_json: AsJson = False) -> None:
+    """What there is: vectors, mistakes that they catch, and public reports that they answer to."""
+    from minitransformer.checks import vectors as package
+
+    where = _vectors_in(place)
+    rows: list[dict[str, Any]] = []
+    for name in package.names(where):
+        found = package.load(name, where)
+        kills = {kill for v in found for kill in v.kills}
+        links = {link for v in found for link in v.links}
+        row = {"operation": name, "vectors": len(found), "mistakes": len(kills)}
+        rows.append({**row, "reports": len(links)})
+    if as_json:
+        typer.echo(json.dumps({"folder": str(where), "operations": rows}, indent=2))
+        return
+    typer.echo(f"{where}\n\n{'operation':<24}{'vectors':>9}{'mistakes':>10}{'reports':>9}")
+    for row in rows:
+        typer.echo(
+            f"{row['operation']:<24}{row['vectors']:>9}{row['mistakes']:>10}{row['reports']:>9}"
+        )
+    typer.echo(
+        f"{'':<24}{sum(r['vectors'] for r in rows):>9}{sum(r['mistakes'] for r in rows):>10}"
+    )
+
+
+@vectors.command("export")
+def vectors_export(names: Operations = None, place: VectorFolder = None) -> None:
+    """Derive the answers and write the files.
+
+    Each answer comes from the definition in numbers of 50 digits, and must agree with loops over
+    floats and with the library. Then every named mistake is asked, and the file says which are
+    caught. The same bytes on every machine.
+
+    \b
+    minitransformer vectors export attention        after a case was added
+    minitransformer vectors export --in mine
+    """
+    from minitransformer.checks.vectors import build
+
+    for operation in _vector_operations(names):
+        where = place or _vectors_in(None)
+        with _running():
+            try:
+                count = build.export(operation, where)
+            except build.Disagreed as error:
+                _fail(f"{operation.name}: two derivations differ: {error}", FAILED)
+            except OSError as error:
+                _fail(f"cannot write '{where}': {error.strerror or error}", FAILED)
+        typer.echo(f"{operation.name}: {count} vectors in {where / operation.name}")
+
+
+@vectors.command("check")
+def vectors_check(names: Operations = None, place: VectorFolder = None) -> None:
+    """Are the files right? Derive all again, compare the bytes, and ask every mistake.
+
+    Exit code 1 if a file differs, if derivations disagree, if a mistake is caught by no vector, or
+    if a vector catches none. The tests of the repository do the same with a part of the mistakes.
+    """
+    from minitransformer.checks.vectors import build
+
+    where, failed = _vectors_in(place), False
+    for operation in _vector_operations(names):
+        try:
+            files = build.written(operation)
+        except build.Disagreed as error:
+            _fail(f"{operation.name}: two derivations differ: {error}", FAILED)
+        found = build.differences(operation, files, where)
+        found += [] if found else build.idle(operation, build.read(files, operation.name))
+        failed = failed or bool(found)
+        for sentence in found:
+            typer.echo(f"{operation.name}: {sentence}")
+        if not found:
+            typer.echo(f"{operation.name}: as derived")
+    if failed:
+        _fail("minitransformer vectors export writes them as they should be", FAILED)
+
+
+def _vectors_in(place: Path | None) -> Path:
+    from minitransformer.checks import vectors as package
+
+    if place is not None:
+        if not place.is_dir():
+            _fail(f"there is no folder '{place}'", BAD_USAGE)
+        return place
+    try:
+        return package.folder()
+    except FileNotFoundError as error:
+        _fail(error, FAILED)
+
+
+def _vector_operations(names: list[str] | None) -> list[Any]:
+    from minitransformer.checks.vectors.operations import operation, operations
+
+    with _reading():
+        return [operation(name) for name in names] if names else list(operations().values())
 
 
 # ---- doctor --------------------------------------------------------------------------------------

@@ -94,11 +94,14 @@ def test_equation_tags_of_the_code_are_judged_by_a_property(suite):
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: Path(page).name)
 def test_links_to_files_lead_somewhere(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    targets = [t for t in LINK.findall(text) if "://" not in t]
-    missing = [t for t in targets if not (ROOT / t).exists()]
+    page = ROOT / page
+    targets = [t for t in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in t]
+    missing = [t for t in targets if not (page.parent / t).exists()]
     assert not missing
 
 

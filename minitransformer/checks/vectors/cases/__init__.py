@@ -1,0 +1,1 @@
+"""What is asked of each operation: questions without answers."""
