@@ -25,7 +25,12 @@ def relevance_without_its_logarithm(log_relevance, documents):
     return np.exp(bias), cache
 
 
-@suite.mutant(FORWARD, "-1 reads the last document", killed_by=(TOKEN, MULTIPLIED, NOT_THERE))
+@suite.mutant(
+    FORWARD,
+    "-1 reads the last document",
+    killed_by=(TOKEN, MULTIPLIED, NOT_THERE),
+    crashes=True,
+)
 def padding_wraps_around(log_relevance, documents):
     _, cache = right.retrieval_prior_forward(log_relevance, documents)
     numbers = cache.documents % log_relevance.shape[-1]
