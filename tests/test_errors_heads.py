@@ -28,6 +28,8 @@ from minitransformer.heads.health import (
     live_rows,
     mean_distance,
     mean_over_rows,
+    output_cka,
+    pairwise_overlap,
     relative_entropy,
     weight_norm,
 )
@@ -49,6 +51,7 @@ MEASURES = {
     "norm": weight_norm,
     "distance": lambda weights: mean_distance(weights, offset=0),
     "live": live_rows,
+    "overlap": pairwise_overlap,
 }
 
 
@@ -127,6 +130,17 @@ def test_rows_that_count_are_flags(measure, rows, error, message):
 def test_a_projection_has_rows_for_every_head(out, projection, error, message):
     with pytest.raises(error, match=message):
         head_output_norm(out, projection=projection)
+
+
+def test_two_heads_are_compared_over_the_same_rows():
+    with pytest.raises(TypeError, match="rows must be a boolean array"):
+        pairwise_overlap(FLAT, np.ones(3))
+    with pytest.raises(ValueError, match=r"rows has shape \(2, 3\), .* broadcast to \(3,\)"):
+        pairwise_overlap(FLAT, np.ones((2, 3), bool))
+    with pytest.raises(TypeError, match="out must be a NumPy array, got list"):
+        output_cka([[[1.0]]])
+    with pytest.raises(ValueError, match="out needs at least 3 axes"):
+        output_cka(FLAT[0])
 
 
 # ---- fewer and more key/value heads --------------------------------------------------------------

@@ -6,6 +6,10 @@
     ‖P‖ = sqrt(Σ_ij P_ij²): √N where each row picks one key, √(N / M) where all are flat  (Eq. 14.5)
     distance Σ_j P_ij |i + o - j|, in positions, o the offset of the queries  (Eq. 14.6)
     output (1/N) Σ_i ‖o_i‖, or of o_i W_O: what the head adds to the residual stream  (Eq. 14.7)
+    overlap (1/N) Σ_ij min(P_aij, P_bij): the share of attention that two heads give to the same
+    keys  (Eq. 14.27)
+    CKA ‖Y_aᵀ Y_b‖² / (‖Y_aᵀ Y_a‖ ‖Y_bᵀ Y_b‖), rows of Y the outputs less their mean: 1 if one head
+    is the other turned, scaled and moved  (Eq. 14.28)
 
 P is softmax's, at evaluation or before a multiplier: inverted weights are no distribution and their
 entropy means nothing. A row that may read nothing has entropy, support and distance 0, and counts
@@ -210,3 +214,56 @@ def head_output_norm(
         # a head's rows of W_O are consecutive
         x = x @ projection.reshape(heads, width, projection.shape[1])
     return mean_over_rows(np.linalg.norm(x, axis=-1), rows)
+
+
+# ---- two heads -----------------------------------------------------------------------------------
+
+
+def pairwise_overlap(
+    weights: Float[Array, "*B H N M"], rows: Bool[Array, "..."] | None = None
+) -> Float[Array, "*B H H"]:
+    """How much two heads read the same keys  (Eq. 14.27): 1 if their maps agree, 0 if no key is
+    read by both. `rows` as in `mean_over_rows`, but (*B, N) or less: both heads have the same.
+
+    The first rows of a causal map agree whatever the heads do: leave them out.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Also if `rows` is not boolean or does not broadcast.
+    """
+    p = _distributions(weights)
+    *leading, heads, queries, _ = p.shape
+    if rows is not None:
+        require_bool("rows", rows)
+        require_broadcastable("rows", rows.shape, (*leading, queries))
+    found = np.zeros((*leading, heads, heads), p.dtype)
+    for a in range(heads):  # all pairs at once would be H maps larger
+        both = np.minimum(p[..., a : a + 1, :, :], p).sum(axis=-1)
+        found[..., a, :] = mean_over_rows(both, None if rows is None else rows[..., None, :])
+    return found
+
+
+def output_cka(out: Float[Array, "*B H N E"]) -> Float[Array, "H H"]:
+    """How alike two heads' outputs are, up to a rotation, a factor and a constant  (Eq. 14.28),
+    over all rows of all examples; 0 for a head that gives the same everywhere.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `out` is no floating array with a head axis.
+    """
+    require_array("out", out, min_ndim=3)
+    heads, width = out.shape[-3], out.shape[-1]
+    y = np.moveaxis(out.astype(compute_dtype(out), copy=False), -3, 0)
+    y = y.reshape(heads, y[0].size // max(width, 1), width)
+    rounding = 8 * np.finfo(y.dtype).eps * np.abs(y).max(axis=(1, 2), keepdims=True, initial=0)
+    y = y - y.mean(axis=1, keepdims=True) if y.size else y
+    size = np.abs(y).max(axis=(1, 2), keepdims=True, initial=0)
+    # fourth powers of small numbers vanish; what rounding leaves of a constant is none
+    y = np.where(size > rounding, y / np.where(size > 0, size, 1), 0)
+    products = y[:, None].mT @ y[None]  # (H, H, E, E)
+    squares = (products * products).sum(axis=(-2, -1))
+    own = np.sqrt(np.diagonal(squares))
+    norm = own[:, None] * own
+    return np.where(norm > 0, squares / np.where(norm > 0, norm, 1), 0)

@@ -319,3 +319,63 @@ def left_out_by_multiplying(measure, rows=None):
 )
 def one_key_called_dead(weights):
     return (weights > 0).sum(axis=-1) > 1
+
+
+# ---- two heads -----------------------------------------------------------------------------------
+
+OVERLAP = "overlap_is_what_two_heads_read_in_common"
+TURNED = "cka_knows_a_head_that_was_turned"
+
+
+@suite.mutant("pairwise_overlap", "the cosine of two maps: flat rows count less", killed_by=OVERLAP)
+def cosine_of_the_maps(weights, rows=None):
+    if rows is not None:
+        weights = np.where(rows[..., None, :, None], weights, 0)
+    flat = weights.reshape(*weights.shape[:-2], -1)
+    norm = np.sqrt((flat * flat).sum(axis=-1, keepdims=True))
+    unit = flat / np.where(norm > 0, norm, 1)
+    return unit @ np.swapaxes(unit, -1, -2)
+
+
+@suite.mutant("pairwise_overlap", "rows that do not count are zeros in the mean", killed_by=OVERLAP)
+def overlap_divided_by_all_rows(weights, rows=None):
+    if rows is not None:
+        weights = np.where(rows[..., None, :, None], weights, 0)
+    return right.pairwise_overlap(weights)
+
+
+@suite.mutant("pairwise_overlap", "the product, not the smaller", killed_by=OVERLAP)
+def product_of_the_weights(weights, rows=None):
+    products = np.einsum("...anm,...cnm->...acn", weights, weights)
+    flags = None if rows is None else rows[..., None, None, :]
+    return right.mean_over_rows(products, flags)
+
+
+@suite.mutant("output_cka", "without taking the mean away", killed_by=TURNED)
+def outputs_not_centred(out):
+    y = np.moveaxis(out, -3, 0).reshape(out.shape[-3], -1, out.shape[-1])
+    squares = ((y[:, None].mT @ y[None]) ** 2).sum(axis=(-2, -1))
+    own = np.sqrt(np.diagonal(squares))
+    norm = own[:, None] * own
+    return squares / np.where(norm > 0, norm, 1)
+
+
+@suite.mutant("output_cka", "the root of it", killed_by=TURNED)
+def norms_instead_of_squares(out):
+    return np.sqrt(right.output_cka(out))
+
+
+@suite.mutant(
+    "output_cka", "cosines of the outputs as they are: turned is unlike", killed_by=TURNED
+)
+def cosine_of_the_outputs(out):
+    y = np.moveaxis(out, -3, 0).reshape(out.shape[-3], -1)
+    norm = np.linalg.norm(y, axis=-1, keepdims=True)
+    unit = y / np.where(norm > 0, norm, 1)
+    return np.abs(unit @ unit.T)
+
+
+@suite.mutant("output_cka", "each example for itself, then the mean", killed_by=TURNED)
+def examples_compared_one_by_one(out):
+    each = [right.output_cka(x) for x in out.reshape(-1, *out.shape[-3:])]
+    return np.mean(each, axis=0) if each else right.output_cka(out)

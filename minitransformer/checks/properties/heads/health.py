@@ -292,3 +292,63 @@ def a_head_is_measured_by_itself(target, case, seed):
         assert_close(moved_rows[name], x[..., order, :], what=name)
     for name, x in heads.items():
         assert_close(moved_heads[name], x[..., order], what=name)
+
+
+# ---- two heads -----------------------------------------------------------------------------------
+
+
+@suite.property("pairwise_overlap", case=maps(), seed=seeds)
+def overlap_is_what_two_heads_read_in_common(target, case, seed):
+    """Eq. 14.27 row by row, over the rows that count: 1 for a map with itself, 0 for heads that
+    read no key in common; symmetric."""
+    *leading, heads, n, m = case.weights.shape
+    rows = np.random.default_rng(seed).random((*leading, n)) < 0.7
+    got = target.pairwise_overlap(case.weights, rows)
+    expected = np.zeros((*leading, heads, heads))
+    for *b, a, c in np.ndindex(expected.shape):
+        counted = [
+            math.fsum(min(x, y) for x, y in zip(one.tolist(), other.tolist(), strict=True))
+            for one, other, wanted in zip(
+                case.weights[(*b, a)], case.weights[(*b, c)], rows[tuple(b)], strict=True
+            )
+            if wanted
+        ]
+        expected[(*b, a, c)] = math.fsum(counted) / len(counted) if counted else 0
+    assert_close(got, expected)
+    whole = target.pairwise_overlap(case.weights)
+    assert_close(whole, np.swapaxes(whole, -1, -2), what="the other way round")
+    if m >= 2 and n:
+        apart = one_key((2, n, m), np.broadcast_to(np.array([[0], [1]]), (2, n)))
+        assert_close(target.pairwise_overlap(apart), np.eye(2), what="heads with nothing in common")
+
+
+@suite.property("output_cka", seed=seeds, e=sizes, n=st.sampled_from([5, 2, 1]), b=sizes)
+def cka_knows_a_head_that_was_turned(target, seed, e, n, b):
+    """Eq. 14.28 entry by entry of centred outputs; 1 for a head that was turned, scaled and moved;
+    0 for one that gives the same everywhere; symmetric, between 0 and 1."""
+    out = normal((b, 4, n, e), seed)
+    turn, _ = np.linalg.qr(normal((e, e), seed ^ 1))
+    out[:, 1] = 1e-3 * out[:, 0] @ turn + normal((e,), seed ^ 2)
+    out[:, 2] = normal((e,), seed ^ 3)
+    got = target.output_cka(out)
+    y = [x.reshape(b * n, e) - x.reshape(b * n, e).mean(axis=0) for x in np.moveaxis(out, 1, 0)]
+
+    def squares(p, q):
+        total = 0.0
+        for i, j in np.ndindex(e, e):
+            total += math.fsum((p[:, i] * q[:, j]).tolist()) ** 2
+        return total
+
+    alive = [b * n > 1, b * n > 1, False, b * n > 1]
+    for a, c in np.ndindex(4, 4):
+        if alive[a] and alive[c]:
+            expected = squares(y[a], y[c]) / math.sqrt(squares(y[a], y[a]) * squares(y[c], y[c]))
+            assert abs(got[a, c] - expected) < 1e-9, f"heads {a}, {c}: {got[a, c]}, not {expected}"
+        else:
+            assert got[a, c] < 1e-9, f"a constant head is like another: {got[a, c]}"
+    if b * n > 1:
+        assert abs(got[0, 1] - 1) < 1e-9, f"a head that was turned is alike by {got[0, 1]}"
+    assert_close(got, got.T, what="the other way round")
+    assert (got > -1e-12).all() and (got < 1 + 1e-9).all()
+    tiny = np.array([0.5, 2, 3, 4])[:, None, None] * out
+    assert_close(target.output_cka(tiny), got, 1e-9, what="of heads scaled")
