@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from minitransformer import __version__
+from minitransformer.course import commands as course
 
 if TYPE_CHECKING:
     from minitransformer.tasks.text import Corpus
@@ -34,6 +35,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+
+
+app.add_typer(course.app, name="learn")
 
 
 def main() -> None:
@@ -80,6 +84,7 @@ def about(
     minitransformer doctor                 is the installation sound?
     minitransformer verify                 is your own attention right?
     minitransformer vectors                right answers in files, for any language
+    minitransformer learn                  solve the chapters' exercises
 
     Every command explains itself: minitransformer train --help
     """

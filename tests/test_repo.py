@@ -196,6 +196,13 @@ def test_equation_tags_of_a_notebook_exist_in_the_code(path):
     assert named - equations(code) == set()
 
 
+def test_the_readme_links_every_chapter():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = sorted(p.parent.name for p in (ROOT / "chapters").glob("*/exercise.py"))
+    assert found
+    assert [name for name in found if f"(chapters/{name}/README.md)" not in readme] == []
+
+
 @notebooks
 def test_the_readme_links_every_notebook(path):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

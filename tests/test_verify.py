@@ -117,7 +117,9 @@ def test_a_crash_a_changed_argument_and_another_answer_each_time_are_findings():
     def noisy(q, k, v):
         return attention(q, k, v) * (1 + 1e-14 * rng.random())
 
-    assert verdict(crashing).message == "RuntimeError: kernel launch failed"
+    assert verdict(crashing).message.startswith(
+        "RuntimeError: kernel launch failed (test_verify.py, line "
+    )
     assert "argument 0 was modified" in verdict(greedy).message
     found = verdict(noisy, "the_same_call_gives_the_same_bits")
     assert found.message == "the second answer differs from the first"
@@ -285,14 +287,14 @@ def test_a_wrong_function_exits_with_1_and_is_reported_in_every_form(command):
     [
         ("dies", "the process died of SIGSEGV"),
         ("first_dies", "the process ended itself with exit code 7"),
-        ("hangs", "no answer within 1 seconds"),
+        ("hangs", "no answer within 3 seconds"),
         ("eats", "MemoryError"),
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="signals and limits of Linux")
 def test_what_happens_to_the_process_is_a_finding_and_the_run_goes_on(command, name, message):
     code, out, _err = command(
-        f"targets.py:{name}", *ONE, "--only", "huge_scores_pick_the_largest", "--timeout", 1
+        f"targets.py:{name}", *ONE, "--only", "huge_scores_pick_the_largest", "--timeout", 3
     )
     assert code == 1
     assert message in out

@@ -15,7 +15,7 @@ the whole array. Squire & Trapp, SIAM Review 40 (1998).
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -107,15 +107,27 @@ def gradient_errors(
     the backward pass says. `analytic=False` uses six-point differences: for targets that do not
     take complex arrays.
     """
-    errors = {}
-    for name, claimed in gradients.items():
+    numeric = numerical_gradients(forward, gradients, inputs, dout, analytic=analytic)
+    return {name: relative_error(gradients[name], expected) for name, expected in numeric.items()}
+
+
+def numerical_gradients(
+    forward: Callable[..., Array],
+    names: Iterable[str],
+    inputs: Mapping[str, Array],
+    dout: Array,
+    *,
+    analytic: bool = True,
+) -> dict[str, Array]:
+    """The gradient of (dout · forward(**inputs)).sum() for each named input, index by index."""
+    found = {}
+    for name in names:
 
         def loss(x: Array, name: str = name) -> Any:
             return (dout * forward(**{**inputs, name: x})).sum()
 
-        numeric = (complex_step if analytic else central_difference)(loss, inputs[name])
-        errors[name] = relative_error(claimed, numeric)
-    return errors
+        found[name] = (complex_step if analytic else central_difference)(loss, inputs[name])
+    return found
 
 
 def assert_gradients(
@@ -131,18 +143,30 @@ def assert_gradients(
     """
     if tolerances.working_dtype() != "float64":
         raise NotApplicable("a numerical derivative needs float64")
+    limit = tolerances.BACKWARD
     try:
-        errors, limit = gradient_errors(forward, gradients, inputs, dout), tolerances.BACKWARD
+        numeric = numerical_gradients(forward, gradients, inputs, dout)
     except (TypeError, np.exceptions.ComplexWarning):
-        errors = gradient_errors(forward, gradients, inputs, dout, analytic=False)
+        numeric = numerical_gradients(forward, gradients, inputs, dout, analytic=False)
         limit = tolerances.BACKWARD_DIFFERENCES
-    for name, error in errors.items():
+    wrong = []
+    for name, expected in numeric.items():
+        error = relative_error(gradients[name], expected)
         _observe(name, error, limit)
-    wrong = {name: error for name, error in errors.items() if not error <= limit}
-    assert not wrong, "; ".join(
-        f"gradient of {name}: relative error {error:.1e}, allowed {limit:.0e}"
-        for name, error in wrong.items()
-    )
+        if not error <= limit:
+            worst = _worst(np.asarray(gradients[name]), expected)
+            wrong.append(
+                f"gradient of {name}: {worst}relative error {error:.1e}, allowed {limit:.0e}"
+            )
+    assert not wrong, "; ".join(wrong)
+
+
+def _worst(got: Array, expected: Array) -> str:
+    """The entry that is furthest off, in words."""
+    far = np.abs(got - expected)
+    place = np.unravel_index(np.argmax(np.where(np.isnan(far), np.inf, far)), far.shape)
+    at = tuple(int(i) for i in place)
+    return f"at index {at} got {got[at]:.6g}, expected {expected[at]:.6g}; "
 
 
 def assert_parameter_gradients(

@@ -6,6 +6,7 @@ the next one. What the target prints is thrown away.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import IO, Any
 
@@ -30,13 +31,14 @@ class Request:
 
     spec: str
     operation: str
-    options: dict[str, Any] = field(default_factory=dict)  # of verify.named_target
+    options: dict[str, Any] = field(default_factory=dict)  # of `named_target`
     names: tuple[str, ...] = ()  # of properties
     profile: str = "default"
     seed: int | None = None
     seconds: float = 60.0  # for one property
     memory: int = 4096  # MiB beyond what is in use after the imports
     detect: bool = False  # the conventions, before anything else
+    judges: str = verify.__name__  # a module with `named_target` and `statement_of`
 
 
 class CannotStart(Exception):
@@ -73,7 +75,8 @@ def _verdicts(request: Request, child: "Child") -> Iterator[Verdict]:
                 yield Verdict(**{**answer, "same_as": tuple(answer["same_as"])})
                 continue
             message = child.obituary(request.seconds)
-            says = verify.statement_of(request.operation, name).statement
+            judges = importlib.import_module(request.judges)
+            says = judges.statement_of(request.operation, name).statement
             yield Verdict(name, says, "fail", request.seconds, message)
             child.end()
             if left:  # go on in a new one
@@ -171,16 +174,18 @@ def main() -> None:
 
 
 def _work(request: Request, out: IO[str]) -> None:
+    judges = importlib.import_module(request.judges)
+
     def say(line: dict[str, Any]) -> None:
         out.write(json.dumps(line) + "\n")
         out.flush()
 
-    def named(declared: Iterable[str]) -> Any:
-        options = {**request.options, "declared": list(declared)}
-        return verify.named_target(request.spec, request.operation, **options)
+    def named(declared: list[str]) -> Any:
+        options = {**request.options, "declared": list(declared)} if declared else request.options
+        return judges.named_target(request.spec, request.operation, **options)
 
     try:
-        judged = named(request.options.get("declared", ()))
+        judged = named(request.options.get("declared", []))
     except (Exception, SystemExit) as error:
         text = str(error) or "it ended the program"
         known = isinstance(error, ValueError)
@@ -205,7 +210,7 @@ def _work(request: Request, out: IO[str]) -> None:
         }
     )
     for name in request.names:
-        statement = verify.statement_of(request.operation, name)
+        statement = judges.statement_of(request.operation, name)
         verdict = verify.verdict(statement, judged, profile=request.profile, seed=request.seed)
         say(verdict.to_json())
 

@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import sys
 import time
+import traceback
 import unittest
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -205,7 +206,7 @@ def verdict(
             found = str(error).strip().splitlines()
             message = found[0] if found else type(error).__name__
             if not isinstance(error, AssertionError):
-                message = f"{type(error).__name__}: {message}"
+                message = f"{type(error).__name__}: {message}{_where(error)}"
             ulps = error.ulps if isinstance(error, Disagreement) else None
             drawn = getattr(error, "drawn", {})
             example = {n: shown(x) for n, x in drawn.items()}
@@ -215,6 +216,21 @@ def verdict(
                 pictures=_pictures(drawn, error),
             )  # fmt: skip
     return said("pass")
+
+
+def _where(error: Exception) -> str:
+    """The last line of somebody else's file that an exception passed through."""
+    ours = Path(__file__).resolve().parents[1]
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [
+        frame
+        for frame in frames
+        if frame.lineno is not None
+        and not Path(frame.filename).is_relative_to(ours)
+        and "site-packages" not in frame.filename
+        and Path(frame.filename).is_file()
+    ]
+    return f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
 
 
 def _pictures(drawn: Mapping[str, Any], error: Exception) -> dict[str, list[list[int]]]:

@@ -216,7 +216,7 @@ def resolve(
     if not is_active(random_mask, draw, drop_rate):
         return Sampled(site.allowed.reshape(shape), None)
     # pass 1: how often each candidate is drawn; only the multinomial draws one twice
-    counts = _DRAWS[random_mask.kind](site, _Source(draw, layer, fast))
+    counts = _law(random_mask.kind)(site, _Source(draw, layer, fast))
     # pass 2: what is protected, and heads whose rate is 0, are kept
     sure = site.protected | (site.thresholds == 0)
     kept = site.allowed & ((counts > 0) | sure)
@@ -428,15 +428,16 @@ def _gumbel(site: _Site, source: _Source) -> Array:
     return _smallest(site, -perturbed)
 
 
-_DRAWS: dict[str, Callable[[_Site, _Source], Array]] = {
-    "element": _element,
-    "column": _column,
-    "fixed_k": _fixed_k,
-    "multinomial": _multinomial,
-    "gumbel": _gumbel,
-    "block": _block,
-    "head": _head,
-}
+def _law(kind: str) -> Callable[[_Site, _Source], Array]:
+    return {
+        "element": _element,
+        "column": _column,
+        "fixed_k": _fixed_k,
+        "multinomial": _multinomial,
+        "gumbel": _gumbel,
+        "block": _block,
+        "head": _head,
+    }[kind]
 
 
 # ---- proposals, probabilities, shares ------------------------------------------------------------
