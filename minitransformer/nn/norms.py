@@ -116,6 +116,7 @@ def rms_norm_backward(dout: Inexact[Array, "*B W"], cache: NormCache) -> RMSNorm
     """g = dy ⊙ (offset + γ),   dx = r (g - x̂ mean(g x̂)),   dγ = Σ dy x̂  (Eq. 16.7)"""
     normalised, inverse, gain = cache
     require_cotangent("dout", dout, normalised.shape)
+    dout = dout.astype(compute_dtype(dout, normalised), copy=False)
     g = dout * gain
     dx = inverse * (g - normalised * (g * normalised).mean(axis=-1, keepdims=True))
     return RMSNormGrads(dx, (dout * normalised).sum(axis=tuple(range(dout.ndim - 1))))

@@ -12,9 +12,10 @@ sum of magnitudes, so that their order does not matter. Only the standard librar
 digits are the same on every machine.
 """
 
+import contextlib
+import contextvars
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Context, Decimal, localcontext
 from typing import Any
 
@@ -29,14 +30,22 @@ PI = Decimal(
 _serial = itertools.count()
 
 _ONE = Decimal(1)
+_remembers: contextvars.ContextVar[bool] = contextvars.ContextVar("_remembers", default=True)
 
 # a parent, the slope towards it, the slope's magnitude and its error
 Edge = tuple["Exact", Decimal, float, float]
 
 
-def digits() -> AbstractContextManager:
-    """Inside this block, 50 digits and exponents without end."""
-    return localcontext(Context(prec=DIGITS, Emin=-999999, Emax=999999))
+@contextlib.contextmanager
+def digits(*, derivatives: bool = True) -> Iterator[None]:
+    """Inside this block, 50 digits and exponents without end; without `derivatives` numbers forget
+    what they were made of, which is faster."""
+    with localcontext(Context(prec=DIGITS, Emin=-999999, Emax=999999)):
+        token = _remembers.set(derivatives)
+        try:
+            yield
+        finally:
+            _remembers.reset(token)
 
 
 class Exact:
@@ -48,7 +57,7 @@ class Exact:
         self.value = value if isinstance(value, Decimal) else Decimal(value)
         self.size = abs(float(self.value))
         self.error = error
-        self.parents = parents  # who it was made of
+        self.parents = parents if _remembers.get() else ()  # who it was made of
         self.serial = next(_serial)
 
     def __add__(self, other: Any) -> "Exact":
@@ -73,7 +82,7 @@ class Exact:
     def __truediv__(self, other: Any) -> "Exact":
         y = lifted(other)
         inverse = 1 / y.value
-        size, z = abs(float(inverse)), self.value * inverse
+        size, z = abs(float(inverse)), self.value / y.value
         relative, quotient = y.error * size + 1, self.size * size
         error = self.error * size + quotient * relative
         edges = [
@@ -116,24 +125,28 @@ def total(terms: Iterable[Exact]) -> Exact:
 
 def dot(xs: Iterable[Exact], ys: Iterable[Exact]) -> Exact:
     """Σ x y"""
-    value, size, error = Decimal(0), 0.0, 0.0
+    value, size, error, count = Decimal(0), 0.0, 0.0, 0
     edges: list[Edge] = []
+    remembers = _remembers.get()
     for x, y in zip(xs, ys, strict=True):
-        value += x.value * y.value
-        size += x.size * y.size
+        count += 1
+        if remembers:
+            edges.append((x, y.value, y.size, y.error))
+            edges.append((y, x.value, x.size, x.error))
+        if x.size and y.size:
+            value += x.value * y.value
+            size += x.size * y.size
         error += x.size * y.error + y.size * x.error
-        edges.append((x, y.value, y.size, y.error))
-        edges.append((y, x.value, x.size, x.error))
-    return Exact(value, error + len(edges) / 2 * size, edges)
+    return Exact(value, error + count * size, edges)
 
 
 # ---- functions -----------------------------------------------------------------------------------
 
 
-def _function(x: Exact, value: Decimal, slope: Decimal, bend: Decimal) -> Exact:
-    """f(x), its slope and the slope's slope."""
+def _function(x: Exact, value: Decimal, slope: Decimal, bend: Decimal, blur: float = 0.0) -> Exact:
+    """f(x), its slope and the slope's slope; `blur` is what else the slope may be off by."""
     steep = abs(float(slope))
-    made = Exact(value, 0.0, [(x, slope, steep, abs(float(bend)) * x.error + steep)])
+    made = Exact(value, 0.0, [(x, slope, steep, abs(float(bend)) * x.error + steep + blur)])
     made.error = steep * x.error + made.size
     return made
 
@@ -152,11 +165,17 @@ def sqrt(x: Exact) -> Exact:
     return _function(x, z, 1 / (2 * z), 1 / (4 * z * x.value))
 
 
+def sigmoid(x: Exact) -> Exact:
+    """1 / (1 + e^-x), with the rounding of ½ (1 + tanh(x / 2)), which does not overflow."""
+    return (1 + tanh(x / 2)) / 2
+
+
 def tanh(x: Exact) -> Exact:
     e = (2 * -abs(x.value)).exp()
     z = ((1 - e) / (1 + e)).copy_sign(x.value)
     slope = 4 * e / ((1 + e) * (1 + e))
-    return _function(x, z, slope, 2 * z * slope)
+    # everybody computes the slope as 1 - z², where most of it may cancel
+    return _function(x, z, slope, 2 * z * slope, 3 * float(z * z))
 
 
 def erf(x: Exact) -> Exact:

@@ -29,6 +29,7 @@ class Given(NamedTuple):
     options: Mapping[str, Any]
     cotangents: dict[str, Array]
     wanted: Answer
+    calls: int = 1  # more: the backward pass is asked again of the same cache, too
 
 
 class Told(NamedTuple):
@@ -88,7 +89,7 @@ def _asked(vector: Vector, target: Any, ask: Ask, answer: Answer) -> Told:
     inputs = {name: laid_out(x, vector.memory) for name, x in vector.inputs.items()}
     cotangents = {name: laid_out(x, vector.memory) for name, x in vector.cotangents.items()}
     before = {name: x.copy() for name, x in {**inputs, **cotangents}.items()}
-    told = ask(target, Given(inputs, vector.options, cotangents, answer))
+    told = ask(target, Given(inputs, vector.options, cotangents, answer, vector.calls))
     for name, x in {**inputs, **cotangents}.items():
         same = np.array_equal(x, before[name], equal_nan=x.dtype.kind not in "biu")
         assert same, f"{name} was modified"
@@ -109,12 +110,14 @@ def _refused(vector: Vector, target: Any, ask: Ask) -> None:
 # ---- how far off an answer may be ----------------------------------------------------------------
 
 
-def limit(right: Expected, dtype: str) -> Array:
-    """What each entry of an answer in `dtype` may be off by."""
+def limit(right: Expected, dtype: str, slack: float = 1.0) -> Array:
+    """What each entry of an answer in `dtype` may be off by; `slack` is for the arithmetic, not for
+    the rounding to a narrow result."""
     narrow = np.dtype(dtype).itemsize == 2
     finfo = ml_dtypes.finfo("float32" if narrow else dtype)
     roundings = np.asarray(right.roundings)
-    within = SLACK * float(finfo.eps) / 2 * roundings + FLOOR * float(finfo.smallest_normal)
+    within = slack * SLACK * float(finfo.eps) / 2 * roundings
+    within = within + slack * FLOOR * float(finfo.smallest_normal)
     if narrow:
         stored, size = ml_dtypes.finfo(dtype), np.where(np.isfinite(right.value), right.value, 0)
         within = within + np.abs(size) * float(stored.eps) / 2 * 1.001
@@ -124,7 +127,7 @@ def limit(right: Expected, dtype: str) -> Array:
 
 def agree(got: Any, right: Expected, what: str, dtype: str, slack: float = 1.0) -> None:
     """Raise a Disagreement, or an AssertionError about the shape, if `got`, computed in `dtype`, is
-    further off than `slack` times what is allowed."""
+    further off than allowed."""
     value = right.value
     assert got.shape == value.shape, f"{what}: got shape {got.shape}, expected {value.shape}"
     if value.dtype.kind != "f":
@@ -133,7 +136,7 @@ def agree(got: Any, right: Expected, what: str, dtype: str, slack: float = 1.0) 
     else:
         got = got.astype(np.float64)
         with np.errstate(invalid="ignore"):
-            near = np.abs(got - value) <= slack * limit(right, dtype)
+            near = np.abs(got - value) <= limit(right, dtype, slack)
         same = (got == value) | (np.isnan(got) & np.isnan(value))
         wrong = ~(same | (near & np.isfinite(value)))
     if wrong.any():

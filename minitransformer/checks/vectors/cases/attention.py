@@ -51,7 +51,7 @@ def _flags() -> list[Case]:
         (2, 5): ("B012", "B014"), (5, 2): ("B014",), (1, 4): ("B016",), (1, 8): ("B012",),
         (4, 4): ("B019",), (5, 5, 1, 0): ("B038", "B040", "B042"), (8, 8, 0, 0): ("B021",),
         (8, 8, 0, 31): ("B021",),
-    }  # fmt: skip
+    }
     for n, m in (*SHAPES, (1, 4), (2, 2), (65, 64), (0, 3), (3, 0), (0, 0)):
         flags = ["causal_alignment"] if n != m else ["mask_dropped"]
         flags += ["zero_length"] * (0 in (n, m)) + ["kernel_tail"] * (max(n, m) > 30)
@@ -62,12 +62,12 @@ def _flags() -> list[Case]:
                 _probe(n, m), options, whens=_whens(options, n, m),
                 reports=known.get((n, m), ()),
             )
-        )  # fmt: skip
+        )
     for n, m, left, after in (
         (5, 5, 1, 0), (8, 8, 0, 0), (5, 5, 2, 1), (6, 6, -1, 0), (6, 6, 0, -1), (3, 6, 1, 0),
         (6, 3, 1, 1), (7, 7, 3, 2), (33, 33, 7, 0), (5, 5, -1, -1), (4, 9, 0, 0), (9, 4, 2, 2),
         (1, 7, 2, 0), (5, 5, 4, 0), (5, 5, 5, 0), (8, 8, 0, 31),
-    ):  # fmt: skip
+    ):
         options = {"window": [left, after]}
         flag = "window_dropped" if -1 in (left, after) else "window_off_by_one"
         cases.append(
@@ -78,12 +78,12 @@ def _flags() -> list[Case]:
                 _probe(n, m), options, whens=_whens(options, n, m),
                 reports=known.get((n, m, left, after), ()),
             )
-        )  # fmt: skip
+        )
     both = {"causal": True, "window": [2, -1]}
     cases.append(
         Case("causal-and-window", "a causal flag and a window that looks ahead: both hold",
             ("mask_combination",), _probe(6, 6), both)
-    )  # fmt: skip
+    )
     return cases
 
 
@@ -112,11 +112,11 @@ def _masks() -> list[Case]:
     half = np.zeros((8, 8), bool)
     half[:4, :4] = True
     add("four-dead-rows", "the upper left quarter may be read, rows 4 to 7 nothing",
-        "fully_masked_row", half, reports=["B001"])  # fmt: skip
+        "fully_masked_row", half, reports=["B001"])
     first = np.ones((4, 4), bool)
     first[0] = False
     add("first-row-dead", "row 0 may read nothing: no NaN, here or in a comparison",
-        "fully_masked_row", first, reports=["B005"])  # fmt: skip
+        "fully_masked_row", first, reports=["B005"])
     for key in range(5):
         one = np.zeros((2, 5), bool)
         one[:, key] = True
@@ -124,43 +124,43 @@ def _masks() -> list[Case]:
     lengths = integers([2, 4, 1])
     pad = padding(lengths, queries=4, keys=4).dense()
     add("padded-keys", "three rows of unlike length; keys are hidden, not queries",
-        "mask_broadcast", pad, batch=(3,), reports=["B032"])  # fmt: skip
+        "mask_broadcast", pad, batch=(3,), reports=["B032"])
     add("padded-keys-two-heads", "the same, two heads", "mask_broadcast", pad, batch=(3,), heads=2)
     left = padding(integers([2, 3]), queries=3, keys=3).dense()[..., ::-1].copy()
     add("padded-on-the-left", "padding before the text", "left_padding_positions", left, batch=(2,))
     ones = np.tri(4, dtype=bool) & np.ones((1, 1, 1, 4), bool)
     add("causal-and-no-padding", "causal, and a padding mask of ones: it changes nothing",
-        "mask_combination", ones, reports=["B024"])  # fmt: skip
+        "mask_combination", ones, reports=["B024"])
     behind = np.tri(5, dtype=bool) & np.array([0, 0, 0, 1, 1], bool)
     add("causal-and-left-padding", "causal, the first three keys are padding: rows 0 to 2 have no "
-        "key", "mask_combination fully_masked_row", behind, reports=["B026"])  # fmt: skip
+        "key", "mask_combination fully_masked_row", behind, reports=["B026"])
     segments = integers([[0, 0, 0, 1, 1, 1]])
     documents = packed(segments, segments).dense() & np.tri(6, dtype=bool)
     add("two-documents", "two documents of three tokens, causal inside each", "packing_leak",
-        documents, reports=["B028"])  # fmt: skip
+        documents, reports=["B028"])
     segments = integers([[0, 0, 1, 1, 1], [0, 0, 0, 1, 1]])
     documents = packed(segments, segments).dense() & np.tri(5, dtype=bool)
     add("documents-differ-by-row", "two rows, packed otherwise", "packing_leak", documents,
-        batch=(2,), reports=["B052"])  # fmt: skip
+        batch=(2,), reports=["B052"])
     segments = integers([[1, 0, 2, 0, 1]])
     add("documents-interleaved", "segments in no order", "packing_leak",
-        packed(segments, segments).dense())  # fmt: skip
+        packed(segments, segments).dense())
     by_head = np.array([[[1, 0], [1, 1]], [[0, 1], [1, 0]]], bool)
     add("rank-three-is-heads", "(H, N, M) with B = H: the first axis is the heads'",
-        "mask_broadcast", by_head, batch=(2,), heads=2, reports=["B034"])  # fmt: skip
+        "mask_broadcast", by_head, batch=(2,), heads=2, reports=["B034"])
     add("another-mask-each-head", "a mask of its own for each head", "mask_broadcast",
-        drawn_mask("heads", (1, 3, 4, 5)), heads=3)  # fmt: skip
+        drawn_mask("heads", (1, 3, 4, 5)), heads=3)
     add("another-mask-each-row", "a mask of its own for each batch row", "mask_broadcast",
-        drawn_mask("rows", (3, 1, 4, 5)), batch=(3,), heads=2)  # fmt: skip
+        drawn_mask("rows", (3, 1, 4, 5)), batch=(3,), heads=2)
     add("another-mask-each", "a mask of its own for each batch row and head", "mask_broadcast",
-        drawn_mask("both", (2, 3, 3, 4)), batch=(2,), heads=3)  # fmt: skip
+        drawn_mask("both", (2, 3, 3, 4)), batch=(2,), heads=3)
     add("keys-for-all", "(M,): one row of keys for everybody", "mask_broadcast",
-        np.array([1, 0, 1, 1], bool), n=3, batch=(2,), heads=2)  # fmt: skip
+        np.array([1, 0, 1, 1], bool), n=3, batch=(2,), heads=2)
     two = np.array([[[[1], [0], [1]]]], bool) & np.ones((1, 1, 3, 4), bool)
     add("whole-query-hidden", "the middle query may read nothing", "fully_masked_row", two)
     for n, m in ((7, 11), (16, 17), (33, 65), (1, 1), (13, 5)):
         add(f"random-{n}x{m}", f"a random mask, {n} queries and {m} keys", "ordinary",
-            drawn_mask(f"random{n}{m}", (n, m)))  # fmt: skip
+            drawn_mask(f"random{n}{m}", (n, m)))
     return cases
 
 
@@ -173,7 +173,7 @@ def _rules() -> list[Case]:
         Case("repeat-not-tile", "4 query heads, 2 key heads, V of head h is h: 0 0 1 1",
             ("gqa_head_order",), {"q": one, "k": np.zeros((1, 2, 1, 1)), "v": heads},
             reports=("B065",), published={"out": [0, 0, 1, 1]}, cotangents={"out": one + 1})
-    )  # fmt: skip
+    )
     for h, g in ((6, 2), (6, 3), (8, 1), (4, 4), (6, 1), (3, 3), (12, 4)):
         value = 1000 * np.arange(2.0).reshape(2, 1, 1, 1) + np.arange(float(g)).reshape(1, g, 1, 1)
         v = np.broadcast_to(value, (2, g, 3, 2)).copy()
@@ -183,21 +183,21 @@ def _rules() -> list[Case]:
                 ("gqa_head_order", "head_layout"),
                 {"q": draw(f"id{h}{g}", (2, h, 2, 3)), "k": draw(f"idk{h}{g}", (2, g, 3, 3)),
                  "v": v})
-        )  # fmt: skip
+        )
     x = np.arange(1.0, 25.0).reshape(1, 2, 3, 4).transpose(0, 2, 1, 3) / 8
     cases.append(
         Case("heads-not-reshaped", "(B, N, H, D) seen as (B, H, N, D): head h of token t is "
              "x[t, h]", ("head_layout",),
              {"q": np.zeros((1, 3, 2, 4)), "k": np.zeros((1, 3, 2, 4)), "v": x.copy(),
               "keep": np.eye(2, dtype=bool)}, reports=("B070",))
-    )  # fmt: skip
+    )
     cases.append(
         Case("queries-not-reduced", "4 query heads with queries of their own over 2 key heads",
              ("gqa_head_order",),
              {"q": draw("own", (1, 4, 2, 2)), "k": draw("two", (1, 2, 3, 2)),
               "v": draw("twov", (1, 2, 3, 2))}, reports=("B067",),
              cotangents={"out": draw("owno", (1, 4, 2, 2))})
-    )  # fmt: skip
+    )
 
     def ramp(id, about, flag, scores, *, reports=(), options=None, published=None, width=1, **more):
         """One query of e0, keys a_j e0, V = I: the output is softmax of a ramp of logits."""
@@ -210,54 +210,54 @@ def _rules() -> list[Case]:
         cases.append(
             Case(id, about, (flag,), inputs, options or {}, reports=tuple(reports),
                  published={"out": published} if published else {}, **more)
-        )  # fmt: skip
+        )
 
     ramp("thousand", "logits 1000 and 1001", "softmax_numeric", [1000, 1001], reports=["B134"],
-         published=[0.268941, 0.731059])  # fmt: skip
+         published=[0.268941, 0.731059])
     for top in (50, 100, 710, 20000, -20000, -745):
         ramp(f"logit-{top}", f"logits 0 and {top}", "softmax_numeric", [0, top])
     ramp("spread", "logits from -60 to 60", "softmax_numeric", [-60, -30, 0, 30, 60])
     ramp("scale-of-the-head", "D = 4 of a model of 16: softmax([8, 0] / 2)", "scale", [8, 0],
-         width=4, reports=["B071"], published=[0.982014, 0.017986])  # fmt: skip
+         width=4, reports=["B071"], published=[0.982014, 0.017986])
     ramp("scale-of-64", "D = 64: 1/√D is 1/8", "scale", [8, 0, 4], width=64, reports=["B073"])
     ramp("scale-given", "a scale of 1 where 1/√D is 1/2", "scale", [2, 0, 1], width=4,
-         options={"scale": 1.0})  # fmt: skip
+         options={"scale": 1.0})
     ramp("scale-zero", "a scale of 0: all keys alike", "scale", [2, 0, 1], options={"scale": 0.0})
     ramp("scale-negative", "a negative scale turns the order round", "scale", [2, 0, 1],
-         options={"scale": -0.5})  # fmt: skip
+         options={"scale": -0.5})
     ramp("scale-odd", "a scale that is no power of two", "scale", [2, 0, 1], width=4,
-         options={"scale": 0.3})  # fmt: skip
+         options={"scale": 0.3})
     ramp("softcap-100-at-50", "50 · tanh(2) = 48.2014, not 96.4", "softcap_formula", [100, 48],
-         options={"softcap": 50.0}, reports=["B076"])  # fmt: skip
+         options={"softcap": 50.0}, reports=["B076"])
     ramp("softcap-both-signs", "logits ±100 under a cap of 50", "softcap_dropped",
-         [100, -100, 98], options={"softcap": 50.0}, reports=["B077"])  # fmt: skip
+         [100, -100, 98], options={"softcap": 50.0}, reports=["B077"])
     for cap in (1.0, 2.0, 30.0):
         ramp(f"softcap-{cap:g}", f"a cap of {cap:g} over logits from -4 to 4", "softcap_formula",
-             [-4, -1, 0, 1, 4], options={"softcap": cap})  # fmt: skip
+             [-4, -1, 0, 1, 4], options={"softcap": cap})
     keep = np.array([1, 0, 1, 1], bool)
     bias = np.array([0.0, 5.0, -1.0, 2.0])
     ramp("softcap-then-mask", "a masked key under a cap: -inf is not capped", "softcap_formula",
-         [3, 9, -2, 4], options={"softcap": 2.0}, inputs={"keep": keep})  # fmt: skip
+         [3, 9, -2, 4], options={"softcap": 2.0}, inputs={"keep": keep})
     ramp("softcap-then-bias", "the bias is added after the cap", "softcap_formula", [3, 9, -2, 4],
-         options={"softcap": 2.0}, inputs={"bias": bias})  # fmt: skip
+         options={"softcap": 2.0}, inputs={"bias": bias})
     ramp("scale-then-bias", "the bias is not scaled", "scale", [3, 9, -2, 4], width=4,
-         inputs={"bias": bias})  # fmt: skip
+         inputs={"bias": bias})
     ramp("order-of-all", "scale, cap, bias, mask: in this order", "softcap_formula",
          [3, 9, -2, 4], width=4, options={"softcap": 2.0, "scale": 0.7},
-         inputs={"bias": bias, "keep": keep})  # fmt: skip
+         inputs={"bias": bias, "keep": keep})
     ramp("zero-bias", "a float mask of zeros is added, not multiplied", "mask_polarity", [1, 3],
-         inputs={"bias": np.zeros(2)}, reports=["B031"])  # fmt: skip
+         inputs={"bias": np.zeros(2)}, reports=["B031"])
     ramp("minus-infinity-in-the-bias", "-inf in the bias masks", "mask_value_overflow", [1, 3, 2],
-         inputs={"bias": np.array([0.0, -np.inf, 1.0])})  # fmt: skip
+         inputs={"bias": np.array([0.0, -np.inf, 1.0])})
     ramp("minus-a-billion-is-no-mask", "a bias of -1e9 for every key shifts all alike: the row is "
          "not dead", "mask_value_overflow", [1, 3, 2],
-         inputs={"bias": np.full(3, -1e9)})  # fmt: skip
+         inputs={"bias": np.full(3, -1e9)})
     ramp("masked-key-of-ten-thousand", "a masked key whose logit is 1e4: no fill may be larger",
          "mask_value_overflow", [1, 10000, 2],
-         inputs={"keep": np.array([1, 0, 1], bool)})  # fmt: skip
+         inputs={"keep": np.array([1, 0, 1], bool)})
     ramp("all-but-masked-at-minus-1e5", "the only key that may be read has the logit -1e5",
          "mask_value_overflow", [-100000, 0, 1],
-         inputs={"keep": np.array([1, 0, 0], bool)})  # fmt: skip
+         inputs={"keep": np.array([1, 0, 0], bool)})
     lowest = float(np.finfo(np.float32).min)
     cases.append(
         Case("finfo-min-is-no-mask",
@@ -267,14 +267,14 @@ def _rules() -> list[Case]:
              {"q": np.zeros((1, 1, 1, 2)), "k": np.zeros((1, 1, 4, 2)),
               "v": draw("lowest", (1, 1, 4, 3)), "bias": np.full(4, lowest)},
              reports=("B003",))
-    )  # fmt: skip
+    )
     tri = np.tri(4)
     cases.append(
         Case("mask-of-ones-added",
              "the mask was tril(1) with -inf above, and added: 1 on every allowed score changes "
              "nothing, softmax does not feel a shift", ("mask_value_overflow",),
              {**_probe(4, 4), "bias": np.where(tri == 1, 1.0, -np.inf)}, reports=("B037",))
-    )  # fmt: skip
+    )
     return cases
 
 
@@ -286,7 +286,7 @@ def _random(
     spread: float = 2.0, keep: Sequence[int] | None = None, share: float = 0.6,
     bias: Sequence[int] | None = None, multiplier: bool = False, dlse: bool = True,
     dtype: str = "float64", options: Options | None = None, **more: Any,
-) -> Case:  # fmt: skip
+) -> Case:
     """Random numbers of (H, G, N, M, D, E), with a random cotangent."""
     h, g, n, m, d, e = shape
     inputs = {
@@ -311,11 +311,11 @@ def _random(
         cotangents["lse"] = stored(draw(f"{id} dlse", (*batch, h, n), spread), wide)
     whens = tuple({"dead_row": k} for k in ("zero", "nan", "mean")) if dead and m else ({},)
     about = more.pop("about", "random numbers: " + ", ".join(
-        f"{a} = {b}" for a, b in zip("HGNMDE", shape, strict=True)))  # fmt: skip
+        f"{a} = {b}" for a, b in zip("HGNMDE", shape, strict=True)))
     return Case(
         id, about, tuple(more.pop("flags", ("ordinary",))), inputs, options or {}, cotangents,
         whens=whens, **more,
-    )  # fmt: skip
+    )
 
 
 def _randoms() -> list[Case]:
@@ -324,7 +324,7 @@ def _randoms() -> list[Case]:
         (1, 1, 1, 1, 1, 1), (1, 1, 3, 3, 2, 2), (2, 2, 3, 5, 4, 3), (4, 2, 5, 3, 2, 3),
         (3, 1, 2, 7, 3, 1), (6, 3, 1, 4, 5, 2), (2, 1, 7, 2, 1, 5), (5, 5, 2, 2, 3, 7),
         (4, 1, 3, 4, 7, 2),
-    ):  # fmt: skip
+    ):
         label = "-".join(map(str, shape))
         flags = ("ordinary", "hostile_shape")
         cases.append(_random(f"plain-{label}", shape, flags=flags))
@@ -375,7 +375,7 @@ def _randoms() -> list[Case]:
                 reports=("B128",), about="values of another width than keys"),
         _random("asked-twice", base, calls=2, keep=(3, 5), flags=("nondeterminism",),
                 reports=("B138",), about="the same call twice: the same bits"),
-    ]  # fmt: skip
+    ]
     for dtype in ("float32", "float16", "bfloat16"):
         for name, more in {
             "plain": {},
@@ -387,23 +387,23 @@ def _randoms() -> list[Case]:
             cases.append(
                 _random(f"{dtype}-{name}", base, dtype=dtype, flags=(flag,), dlse=False,
                         about=f"{dtype} in, {dtype} out; the LSE is float32", **more)  # type: ignore[arg-type]
-            )  # fmt: skip
+            )
     for memory in ("transposed", "heads_inside", "offset"):
         cases.append(
             _random(f"memory-{memory.replace('_', '-')}", (4, 2, 3, 5, 4, 3), memory=memory,
                     flags=("strides", "memory"), reports=("B058", "B060"),
                     about=f"the arrays are views: {memory.replace('_', ' ')}")
-        )  # fmt: skip
+        )
     for shape in ((0, 1, 3, 4, 2, 2), (2, 2, 0, 3, 2, 2), (2, 2, 3, 0, 2, 2), (2, 1, 3, 4, 2, 0)):
         label = "-".join(map(str, shape))
         cases.append(
             _random(f"empty-{label}", shape, flags=("zero_length",), reports=("B063",),
                     about="an axis of length 0 has an answer too, of the right shape")
-        )  # fmt: skip
+        )
     cases.append(
         _random("empty-batch", (2, 1, 3, 4, 2, 2), lead=((0,), (0,), (0,)), reports=("B063",),
                 flags=("zero_length",), about="no batch row: an empty answer, no crash")
-    )  # fmt: skip
+    )
     return cases
 
 
@@ -413,7 +413,7 @@ def _gradients() -> list[Case]:
              ("gqa_gradient",),
              {"q": np.ones((1, 2, 1, 1)), "k": np.ones((1, 1, 1, 1)), "v": np.ones((1, 1, 1, 1))},
              cotangents={"out": np.ones((1, 2, 1, 1))}, reports=("B068",)),
-    ]  # fmt: skip
+    ]
     for key in range(3):
         dout = np.zeros((1, 1, 1, 3))
         dout[..., key] = 1
@@ -422,19 +422,19 @@ def _gradients() -> list[Case]:
                  f"V = I and dO = e{key}: dS_j = p_j (δ_j{key} - p_{key})", ("gradient",),
                  {"q": np.ones((1, 1, 1, 1)), "k": np.array([0.0, 1.0, 2.0]).reshape(1, 1, 3, 1),
                   "v": np.eye(3)[None, None].copy()}, cotangents={"out": dout})
-        )  # fmt: skip
+        )
     keep = np.ones((2, 1, 4, 4), bool)
     keep[1, :, 3, :2], keep[1, :, :, 2:] = False, False
     dout = draw("dead", (2, 1, 4, 4))
     dead = {"q": draw("dq", (2, 1, 4, 4)), "k": draw("dk", (2, 1, 4, 4)),
-        "v": draw("dv", (2, 1, 4, 4)), "keep": keep}  # fmt: skip
+        "v": draw("dv", (2, 1, 4, 4)), "keep": keep}
     dout[1, :, 3] = 0
     cases.append(
         Case("dead-row-out-of-the-loss", "row 3 of sample 1 sees only padded keys, the loss leaves "
              "it out: all gradients finite, its part 0", ("bwd_nan", "fully_masked_row"), dead,
              cotangents={"out": dout}, reports=("B008",),
              whens=tuple({"dead_row": k} for k in ("zero", "nan", "mean")))
-    )  # fmt: skip
+    )
     poisoned = dout.copy()
     poisoned[1, :, 3] = np.nan
     cases.append(
@@ -442,52 +442,52 @@ def _gradients() -> list[Case]:
              "back: a dead row lets nothing through", ("bwd_nan", "poison"), dead,
              cotangents={"out": poisoned}, reports=("B010",), whens=({"dead_row": "zero"},),
              result="acceptable")
-    )  # fmt: skip
+    )
     for what, value in (("nan", np.nan), ("inf", np.inf), ("large", 1e4)):
         inputs = {"q": draw("pq", (1, 2, 3, 2)), "k": draw("pk", (1, 2, 5, 2)),
-            "v": draw("pv", (1, 2, 5, 2)), "keep": np.array([1, 1, 0, 1, 0], bool)}  # fmt: skip
+            "v": draw("pv", (1, 2, 5, 2)), "keep": np.array([1, 1, 0, 1, 0], bool)}
         inputs["k"][..., [2, 4], :] = value
         inputs["v"][..., [2, 4], :] = value
         cases.append(
             Case(f"unread-keys-are-{what}", f"keys and values that nobody may read are {value}",
                  ("poison",), inputs, cotangents={"out": draw("pdo", (1, 2, 3, 2))})
-        )  # fmt: skip
+        )
         inputs = {"q": draw("rq", (1, 1, 3, 2)), "k": draw("rk", (1, 1, 4, 2)),
-            "v": draw("rv", (1, 1, 4, 2)), "keep": np.ones((3, 4), bool)}  # fmt: skip
+            "v": draw("rv", (1, 1, 4, 2)), "keep": np.ones((3, 4), bool)}
         inputs["keep"][1] = False
         inputs["q"][..., 1, :] = value
         cases.append(
             Case(f"dead-query-is-{what}", f"the query that may read nothing is {value}",
                  ("poison",), inputs, cotangents={"out": draw("rdo", (1, 1, 3, 2))},
                  whens=({"dead_row": "zero"}, {"dead_row": "mean"}))
-        )  # fmt: skip
+        )
     cases.append(
         Case("padding-of-a-tile-under-a-cap", "65 keys, tiles of 64, cap 2, V of ones: every "
              "output is 1. Padded before the cap it would be 0.884", ("kernel_tail",),
              {"q": np.zeros((1, 1, 1, 1)), "k": np.zeros((1, 1, 65, 1)),
               "v": np.ones((1, 1, 65, 1))}, {"softcap": 2.0}, reports=("B055",),
              published={"out": [1.0]})
-    )  # fmt: skip
+    )
     wide = np.zeros((1, 1, 5, 5))
     cases.append(
         Case("encoder-keys-are-all-read", "2 queries of a decoder with a window of 2, 5 encoder "
              "keys: all 5 are read, there is no mask", ("cross_attention",),
              {"q": np.zeros((1, 1, 2, 5)), "k": wide.copy(), "v": np.eye(5)[None, None].copy()},
              reports=("B044",))
-    )  # fmt: skip
+    )
     v = draw("enc", (1, 1, 4, 2))
     full = {"q": draw("dec", (1, 1, 3, 2)), "k": draw("enck", (1, 1, 4, 2)), "v": v,
-        "keep": np.array([1, 1, 0, 0], bool)}  # fmt: skip
+        "keep": np.array([1, 1, 0, 0], bool)}
     cases.append(
         Case("encoder-padding", "an encoder of 4 with 2 keys of padding", ("mask_dropped",), full,
              cotangents={"out": draw("enco", (1, 1, 3, 2))}, reports=("B023",))
-    )  # fmt: skip
+    )
     short = {n: x[..., :2, :].copy() if n in "kv" else x for n, x in full.items() if n != "keep"}
     cases.append(
         Case("encoder-cut", "the same encoder, cut to its 2 keys: the same answer as with padding",
              ("mask_dropped",), short, cotangents={"out": draw("enco", (1, 1, 3, 2))},
              reports=("B023",))
-    )  # fmt: skip
+    )
     return cases
 
 
@@ -496,9 +496,9 @@ def _invalid() -> list[Case]:
         options = inputs.pop("options", {})
         reports = inputs.pop("reports", ())
         base = {"q": draw("iq", (1, 2, 3, 4)), "k": draw("ik", (1, 2, 5, 4)),
-            "v": draw("iv", (1, 2, 5, 4))}  # fmt: skip
+            "v": draw("iv", (1, 2, 5, 4))}
         return Case(f"refused-{id}", about, ("input_contract",), {**base, **inputs}, options,
-            result="invalid", reports=reports)  # fmt: skip
+            result="invalid", reports=reports)
 
     nan = draw("ik", (1, 2, 5, 4))
     nan[0, 0, 0, 0] = np.nan
@@ -515,7 +515,7 @@ def _invalid() -> list[Case]:
         made("bias-too-long", "a bias for 4 queries, there are 3", bias=np.zeros((4, 5))),
         made("negative-softcap", "a soft-cap below 0", options={"softcap": -2.0}),
         made("nan-that-is-read", "a NaN in a key that may be read", k=nan),
-    ]  # fmt: skip
+    ]
 
 
 def cases() -> dict[str, list[Case]]:

@@ -23,6 +23,7 @@ from minitransformer.checks.vectors.operation import (
     source,
 )
 from minitransformer.checks.vectors.pairs import allowed_pairs, score_shape
+from minitransformer.checks.vectors.rows import softmax
 
 NAMES = ("q", "k", "v")
 
@@ -203,15 +204,6 @@ def _dead(v: Array, when: When) -> Any:
     if kind == "mean" and len(v):
         return [total(column) / len(v) for column in v.T]
     return np.nan if kind != "zero" else 0
-
-
-def softmax(scores: Sequence[Exact]) -> tuple[list[Exact], Exact]:
-    """Weights and LSE. The maximum is a constant: it cancels, but whoever subtracts it rounds."""
-    top = max(scores, key=lambda s: s.value)
-    shifted = [s - Exact(top.value, top.error) for s in scores]
-    powers = [exact.exp(s) for s in shifted]
-    z = total(powers)
-    return [x / z for x in powers], Exact(top.value, top.error) + exact.log(z)
 
 
 # ---- mistakes that only vectors meet -------------------------------------------------------------
