@@ -9,6 +9,7 @@ import difflib
 import functools
 import importlib.util
 import inspect
+import typing
 from dataclasses import dataclass
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -133,6 +134,33 @@ CHAPTERS = (
         ("The backward pass, fused, and one that is no derivative", 25, "stochastic.compensation",
          ("stochastic_attention_backward",)),
         _state("stochastic.compensation", of=("stochastic_attention_forward",), catch=3),
+    ),
+    _chapter(
+        "05",
+        "block_masks",
+        "Block-wise randomness",
+        ("One word for each tile", 10, "stochastic.samplers", ("_block",), ("resolve",)),
+        ("Thirty-two pairs in a word", 15, "sparse.block_mask", ("_packed", "_unpacked"),
+         ("from_dense", "to_dense")),
+        ("Which tiles exist, and what is in them", 30, "sparse.block_mask",
+         ("from_dense", "_asked"), ("from_dense", "from_rule", "from_tiles")),
+        ("A list by rows", 20, "sparse.block_mask", ("_pointers", "listed"),
+         ("from_dense", "listed")),
+        ("Back to pairs", 20, "sparse.block_mask", ("to_dense", "pairs", "layout_of")),
+        ("How much work is left, and how much memory", 15, "sparse.block_mask",
+         ("tile_density", "pair_density", "memory")),
+        _state("sparse.block_mask", of=("from_dense", "to_dense"), catch=4),
+    ),
+    _chapter(
+        "06",
+        "schedules",
+        "Schedules and warm-up",
+        ("Over the layers", 15, "stochastic.schedules", ("Schedule._over_layers",)),
+        ("Over training", 10, "stochastic.schedules", ("Schedule._over_training",)),
+        ("Layers and heads that join one by one", 20, "stochastic.schedules",
+         ("Schedule.drop_rate", "Schedule._reached")),
+        ("The learning rate", 15, "training.rates", ("cosine_rate", "inverse_root_rate")),
+        _state("stochastic.schedules", of=("Schedule",), catch=5),
     ),
 )  # fmt: skip
 
@@ -260,12 +288,23 @@ def target_of(task: Task, written: ModuleType | SimpleNamespace) -> Any:
         for name, x in vars(reference(mechanism)).items():
             if hasattr(written, name) and name not in mine and not name.startswith("__"):
                 setattr(written, name, x)
-    return _with(reference(task.mechanism), {n: _returning(getattr(written, n)) for n in mine})
+    module = reference(task.mechanism)
+    return _with(module, {n: _written(task, n, getattr(written, n), module) for n in mine})
+
+
+def _written(task: Task, name: str, x: Any, module: ModuleType) -> Any:
+    """A function of the learner's; or the library's class with the methods that this task asks
+    for."""
+    methods = [cut.split(".")[1] for cut in task.cut if cut.startswith(f"{name}.")]
+    if not methods:
+        return _returning(x)
+    return type(name, (getattr(module, name),), {m: _returning(vars(x)[m]) for m in methods})
 
 
 def _returning(function: Any) -> Any:
-    """A function that says so if it comes back with nothing."""
-    if not isinstance(function, FunctionType):
+    """A function that says so if it comes back with nothing, and should not."""
+    said = function.__annotations__.get("return")
+    if said is None or type(None) in typing.get_args(said):
         return function
 
     @functools.wraps(function)

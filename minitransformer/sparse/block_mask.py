@@ -316,6 +316,7 @@ def _packed(kept: Bool[Array, "T r c"]) -> UInt32[Array, "T r words"]:
 
 
 def _unpacked(bits: UInt32[Array, "*P r words"], columns: int) -> Bool[Array, "*P r c"]:
+    """The first `columns` columns again."""
     as_bytes = np.ascontiguousarray(bits).astype("<u4").view(np.uint8)
     return np.unpackbits(as_bytes, axis=-1, bitorder="little", count=columns).astype(np.bool_)
 

@@ -85,6 +85,7 @@ class Schedule:
         return np.where(np.arange(heads) < reached, rate, 0.0)
 
     def _over_layers(self, layer: int, layers: int) -> float:
+        """The rate of layer l when nothing holds it back  (Eq. 6.1 - 6.4)"""
         if self.schedule == "linear":
             return max(0.0, self.rate - self.decrement * layer)
         if self.schedule == "geometric":
@@ -96,6 +97,7 @@ class Schedule:
         return self.rate
 
     def _over_training(self, step: int, steps: int) -> float:
+        """The share r(t) of that rate at one step  (Eq. 6.5)"""
         until = _steps(self.warmup_fraction, steps)
         if self.warmup == "none" or step >= until:
             return 1.0
