@@ -81,6 +81,7 @@ def about(
     minitransformer demo                   prove, train, and write a page: start here
     minitransformer train                  train with the defaults, into runs/1
     minitransformer sample runs/1          let the trained model write
+    minitransformer inspect runs/1         what do its heads do?
     minitransformer doctor                 is the installation sound?
     minitransformer verify                 is your own attention right?
     minitransformer vectors                right answers in files, for any language
@@ -387,6 +388,56 @@ def sample(
     for token in tokens:
         typer.echo(characters[token], nl=False)
     typer.echo()
+
+
+# ---- inspect -------------------------------------------------------------------------------------
+
+
+@app.command()
+def inspect(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    dead: Annotated[
+        float,
+        typer.Option(help="A head is dead below this share of the mean head's importance.", min=0),
+    ] = 0.1,
+    alike: Annotated[
+        float,
+        typer.Option(help="Two are alike if keys and outputs overlap by more than this.", max=1),
+    ] = 0.9,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The picture. Without: RUN/figures/heads.png."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What do the heads of a trained model do, and which of them does it not need?
+
+    Measures every head on the validation text: how spread it is, how far it looks, what the loss
+    feels of it and loses without it, which head it is most like. Names those that are dead, alike,
+    flat, fixed or harmful, by thresholds that it states, and says what to try. The run may still be
+    going on.
+
+    \b
+    minitransformer inspect runs/1
+    minitransformer inspect runs/1 --dead 0.25 --alike 0.8 --json
+    """
+    from rich.console import Console
+
+    from minitransformer.display import head_findings, head_table
+    from minitransformer.inspection import Thresholds, draw_heads, inspect_run
+
+    path = figure or run / "figures" / "heads.png"
+    with _running():
+        report = inspect_run(run, Thresholds(dead, alike))
+        draw_heads(report, path)
+    if as_json:
+        typer.echo(json.dumps({**report.to_json(), "figure": str(path)}, indent=2))
+        return
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(head_table(report))
+    for sentence in head_findings(report):
+        out.print(sentence, markup=False)
+    out.print(f"figure: {path}", markup=False)
 
 
 # ---- demo ----------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """What a run looks like while it trains: a bar in a terminal, a line now and then elsewhere."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from minitransformer.inspection import Report
 from minitransformer.tasks.text import bits_per_character
 
 Record = Mapping[str, Any]
@@ -114,3 +116,54 @@ def verdict(model: float, baselines: list[float]) -> str:
     if not beaten:
         return "It beats no baseline yet: more steps, or a lower drop rate, would help."
     return f"It beats the {beaten[-1]}" + (f"; the {ahead[-1]} is better." if ahead else ".")
+
+
+# ---- heads ---------------------------------------------------------------------------------------
+
+
+def head_table(report: Report) -> Table:
+    """A line for each head, narrow enough for 80 columns."""
+    windows, length = report.windows
+    title = (
+        f"{report.run} after step {report.step}: {report.bits:.3f} bits/char on {windows} windows "
+        f"of {length} characters"
+    )
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1))
+    for name in ("head", "felt", "-bits", "entropy", "far", "adds", "like", "keys", "CKA"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for h in report.heads:
+        words = [f.kind for f in report.findings if (h.layer, h.head) in f.heads]
+        twin = ("–", "–", "–")
+        if h.like is not None:
+            twin = (f"{h.layer}.{h.like}", f"{h.overlap:.2f}", f"{h.cka:.2f}")
+        table.add_row(
+            f"{h.layer}.{h.head}",
+            f"{h.importance:.2f}",
+            f"{h.bits_without:+.3f}",
+            f"{h.entropy:.2f}",
+            f"{h.distance:.1f}",
+            f"{h.output_norm:.2f}",
+            *twin,
+            ", ".join(dict.fromkeys(words)),
+        )
+    return table
+
+
+def head_findings(report: Report) -> Iterator[str]:
+    """What was found, why it is called so, and what to try."""
+    yield (
+        "head: layer.number; felt: importance, what the loss feels of it, 1 is the mean head;\n"
+        "-bits: how much worse per character without it; entropy: 1 is flat; far: mean distance\n"
+        "in characters; adds: norm of what it adds; like: the head of its layer that is most\n"
+        "alike, and how far they read the same keys and give the same (CKA)."
+    )
+    for found in report.findings:
+        names = ", ".join(f"{layer}.{head}" for layer, head in found.heads)
+        yield f"{found.kind}: {names}. Why: {found.because}. To try: {found.advice}."
+    dead, alike = report.thresholds
+    if not {"dead", "alike"} & {f.kind for f in report.findings}:
+        yield (
+            f"No head is dead (below {dead:.0%} of the mean importance), no two are alike (above "
+            f"{alike:.0%} in keys and outputs)."
+        )

@@ -113,7 +113,9 @@ def outcome(folder):
 # ---- help ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["sample"], ["doctor"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [[], ["train"], ["sample"], ["inspect"], ["doctor"]], ids=" ".join
+)
 def test_help_teaches_by_examples(program, command):
     ended = program(*command, "--help")
     assert ended.code == 0
@@ -495,6 +497,27 @@ def test_a_run_without_a_checkpoint_cannot_write(program, finished, tmp_path):
     shutil.rmtree(finished / "checkpoints")
     assert_refused(program("sample", finished), 1, "has no checkpoint yet")
     assert_refused(program("sample", tmp_path / "gone"), 1, "is no run folder")
+
+
+def test_the_heads_of_a_run_are_inspected(program, finished):
+    ended = program("inspect", finished)
+    assert ended.code == 0 and ended.err == ""
+    for word in ("bits/char", "0.1", "1.0", "head", "figure:"):
+        assert word in ended.out
+    assert (finished / "figures" / "heads.png").exists()
+    picture = finished / "elsewhere" / "heads.png"
+    ended = program("inspect", finished, "--json", "--dead", "1.5", "--figure", picture)
+    said = json.loads(ended.out)
+    assert said["figure"] == str(picture) and picture.exists()
+    assert len(said["heads"]) == 4 and said["thresholds"]["dead"] == 1.5
+    assert "dead" in {found["kind"] for found in said["findings"]}
+    assert all(found["because"] and found["advice"] for found in said["findings"])
+
+
+def test_a_run_without_a_checkpoint_cannot_be_inspected(program, finished):
+    shutil.rmtree(finished / "checkpoints")
+    assert_refused(program("inspect", finished), cli.FAILED, "has no checkpoint yet")
+    assert_refused(program("inspect", finished / "no"), cli.FAILED, "is no run folder")
 
 
 def test_the_doctor_says_what_it_found(program):
