@@ -65,11 +65,12 @@ def linear_forward(
 
 
 def linear_backward(dout: Inexact[Array, "*B O"], cache: LinearCache) -> LinearGrads:
-    """dx = dy Wᵀ,   dW = xᵀ dy,   db = Σ_rows dy  (Eq. 16.2)"""
+    """dx = dy Wᵀ,   dW = xᵀ dy,   db = Σ_rows dy  (Eq. 16.2); dx is stored as x is, sums over rows
+    are never narrow"""
     require_cotangent("dout", dout, (*cache.x.shape[:-1], cache.weight.shape[1]))
     dtype = compute_dtype(dout, cache.weight)
     rows, drows = _rows(cache.x).astype(dtype, copy=False), _rows(dout).astype(dtype, copy=False)
-    dx = (drows @ cache.weight.T).reshape(cache.x.shape)
+    dx = narrowed((drows @ cache.weight.T).reshape(cache.x.shape), cache.x)
     return LinearGrads(dx, rows.T @ drows, drows.sum(axis=0) if cache.has_bias else None)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minitransformer.arrays import Array, is_inexact
+from minitransformer.arrays import Array, compute_dtype, is_inexact
 
 
 class Parameter:
@@ -20,7 +20,7 @@ class Parameter:
         if not is_inexact(value.dtype):  # an integer would round every first weight to 0
             raise TypeError(f"dtype must be a floating-point type, got {value.dtype}")
         self.value = value
-        self.grad = np.zeros_like(value)
+        self.grad = np.zeros(value.shape, compute_dtype(value))  # a sum: never narrow
         self.decay = decay
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from minitransformer.arrays import Array, require_array
+from minitransformer.arrays import Array, compute_dtype, require_array
 from minitransformer.nn.module import Parameter
 
 
@@ -80,6 +80,10 @@ def _require_rate(rate: float) -> None:
 class AdamW:
     """The optimiser of a model: two moments for each parameter, and one count of updates.
 
+    A parameter that is stored in float16 or bfloat16 has a master of float32 here, which learns and
+    is rounded into it: most updates are smaller than half a unit of the narrow number and would be
+    lost. Moments are never narrow.
+
     Raises
     ------
     ValueError
@@ -98,8 +102,14 @@ class AdamW:
         self.parameters = dict(parameters)
         self.betas, self.weight_decay, self.eps = betas, weight_decay, eps
         self.updates = 0
-        self.mean = {name: np.zeros_like(p.value) for name, p in self.parameters.items()}
-        self.square = {name: np.zeros_like(p.value) for name, p in self.parameters.items()}
+        wide = {name: compute_dtype(p.value) for name, p in self.parameters.items()}
+        self.master = {
+            name: p.value.astype(wide[name])
+            for name, p in self.parameters.items()
+            if p.value.dtype.itemsize == 2
+        }
+        self.mean = {name: np.zeros(p.value.shape, wide[name]) for name, p in parameters.items()}
+        self.square = {name: np.zeros(p.value.shape, wide[name]) for name, p in parameters.items()}
 
     def step(self, rate: float) -> None:
         """Update every parameter by its gradient, in the array that it has.
@@ -113,7 +123,7 @@ class AdamW:
         self.updates += 1
         for name, p in self.parameters.items():
             new = adamw_update(
-                p.value,
+                self.master.get(name, p.value),
                 p.grad,
                 self.mean[name],
                 self.square[name],
@@ -123,14 +133,18 @@ class AdamW:
                 weight_decay=self.weight_decay if p.decay else 0.0,
                 eps=self.eps,
             )
-            p.value[...] = new.value
+            p.value[...] = new.value  # a narrow one is rounded
+            if name in self.master:
+                self.master[name] = new.value
             self.mean[name], self.square[name] = new.mean, new.square
 
     def state(self) -> dict[str, Array]:
-        """Everything the next update depends on, besides the parameters."""
+        """Everything the next update depends on, besides the parameters, and the masters of those
+        that are narrow."""
         means = {f"mean.{name}": x for name, x in self.mean.items()}
         squares = {f"square.{name}": x for name, x in self.square.items()}
-        return {"step": np.array(self.updates), **means, **squares}
+        masters = {f"master.{name}": x for name, x in self.master.items()}
+        return {"step": np.array(self.updates), **means, **squares, **masters}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Continue from what `state()` gave.
@@ -147,8 +161,11 @@ class AdamW:
                 raise ValueError(f"state[{key!r}] has shape {state[key].shape}, expected {x.shape}")
         self.updates = int(state["step"])
         for name, p in self.parameters.items():  # copies: what was read stays as it is
-            self.mean[name] = np.array(state[f"mean.{name}"], dtype=p.value.dtype)
-            self.square[name] = np.array(state[f"square.{name}"], dtype=p.value.dtype)
+            self.mean[name] = np.array(state[f"mean.{name}"], dtype=compute_dtype(p.value))
+            self.square[name] = np.array(state[f"square.{name}"], dtype=compute_dtype(p.value))
+            if name in self.master:
+                self.master[name] = np.array(state[f"master.{name}"], dtype=compute_dtype(p.value))
+                p.value[...] = self.master[name]
 
 
 def gradient_norm(parameters: Mapping[str, Parameter]) -> float:

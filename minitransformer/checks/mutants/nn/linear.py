@@ -108,6 +108,12 @@ def gradient_of_an_absent_bias(dout, cache):
     return right.linear_backward(dout, cache._replace(has_bias=True))
 
 
+@suite.mutant("linear_backward", "x is narrow, its gradient is not", killed_by=WIDE)
+def gradient_of_x_left_wide(dout, cache):
+    wide = np.result_type(cache.x.dtype.type(0), np.float32)
+    return right.linear_backward(dout, cache._replace(x=cache.x.astype(wide)))
+
+
 @suite.mutant("linear_backward", "a long sum of narrow numbers stops growing", killed_by=WIDE)
 def narrow_sum_over_the_rows(dout, cache):
     grads = right.linear_backward(dout, cache)

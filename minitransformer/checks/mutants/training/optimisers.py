@@ -201,6 +201,37 @@ class everything_decays(right.AdamW):
             p.decay = asked[name]
 
 
+NARROW = "small_updates_of_narrow_weights_add_up"
+
+
+@suite.mutant("AdamW", "an update below half a unit is lost, every time", killed_by=NARROW)
+class narrow_weights_learn_themselves(right.AdamW):
+    def __init__(self, parameters, **options):
+        super().__init__(parameters, **options)
+        self.master = {}
+
+
+@suite.mutant("AdamW", "masters begin again from the rounded weights", killed_by=NARROW)
+class masters_left_out_of_the_state(right.AdamW):
+    def load_state(self, state):
+        rounded = {
+            f"master.{name}": self.parameters[name].value.astype(np.float32)
+            if not self.updates
+            else x
+            for name, x in self.master.items()
+        }
+        super().load_state({**state, **rounded})
+
+
+@suite.mutant("AdamW", "moments as narrow as the weights", killed_by=NARROW)
+class moments_stored_narrow(right.AdamW):
+    def step(self, rate):
+        super().step(rate)
+        for name, p in self.parameters.items():
+            for moments in (self.mean, self.square):
+                moments[name] = moments[name].astype(p.value.dtype).astype(moments[name].dtype)
+
+
 @suite.mutant(
     "AdamW",
     "a new array for each value: a tied layer keeps the old one and does not learn",

@@ -84,8 +84,8 @@ def linear_backward_is_the_derivative(target, shape, seed, with_bias):
 
 @suite.property("linear_forward", "linear_backward", seed=seeds, dtype=dtypes)
 def narrow_numbers_are_summed_wide(target, seed, dtype):
-    """The dtype of x comes out, rounded once; the gradients of 3000 rows are those of wide
-    numbers: a bfloat16 sum of ones ends at 256."""
+    """The dtype of x comes out, forward and backward, rounded once; the gradients of 3000 rows are
+    those of wide numbers: a bfloat16 sum of ones ends at 256."""
     x = (1 + entries((3000, 7), seed, 0.1)).astype(DTYPES[dtype])
     weight, bias = (normal(s, seed ^ 1).astype(DTYPES[dtype]) for s in ((7, 3), (3,)))
     dout = (1 + entries((3000, 3), seed ^ 2, 0.1)).astype(DTYPES[dtype])
@@ -93,6 +93,7 @@ def narrow_numbers_are_summed_wide(target, seed, dtype):
     out, cache = target.linear_forward(x, weight, bias)
     assert_rounded_once(out[:5], by_loops(x_[:5], weight_, bias_), dtype, "x W + b")
     grads = target.linear_backward(dout, cache)
+    assert_rounded_once(grads.x[:5], by_loops(dout_[:5], weight_.T), dtype, "gradient of x")
     tolerance = of_dtype("float64" if dtype == "float64" else "float32")
     assert_close(grads.weight, by_loops(x_.T, dout_), tolerance, what="gradient of W")
     assert_close(grads.bias, by_loops(np.ones((1, 3000)), dout_)[0], tolerance, "gradient of b")

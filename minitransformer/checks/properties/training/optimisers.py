@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from minitransformer.checks.gradients import assert_close
+from minitransformer.checks.properties.nn import DTYPES
 from minitransformer.checks.strategies import normal, seeds
 from minitransformer.checks.suite import Suite
 from minitransformer.nn.module import Parameter
@@ -232,6 +233,40 @@ def an_optimiser_read_back_goes_on_as_if_never_stopped(target, seed, before, aft
     other.load_state(kept)
     for x, copy in ((state, kept), (given, later)):
         assert all(np.array_equal(x[name], copy[name]) for name in copy), "the state has moved on"
+
+
+@suite.property("AdamW", seed=seeds, dtype=st.sampled_from(["bfloat16", "float16"]))
+def small_updates_of_narrow_weights_add_up(target, seed, dtype):
+    """A weight stored narrow is the rounded weight of a run in float32: a hundred updates by less
+    than half a unit of it are not lost. Moments are those of float32; a run read back ends with
+    the same bits."""
+    narrow, wide = (model_of(seed, dtype=t) for t in (DTYPES[dtype], np.float32))
+    for name, p in wide.items():
+        p.value[...] = narrow[name].value
+    runs = [(x, target.AdamW(x, weight_decay=0.1)) for x in (narrow, wide)]
+
+    def advance(parameters, optimiser, first, count):
+        for t in range(first, first + count):
+            renew(parameters, seed ^ (t // 50 << 8))
+            optimiser.step(1e-4)
+
+    for parameters, optimiser in runs:
+        advance(parameters, optimiser, 0, 100)
+    for name, p in narrow.items():
+        assert p.value.dtype == DTYPES[dtype], f"{name} in {p.value.dtype}"
+        assert p.grad.dtype == np.float32, f"gradient of {name} in {p.grad.dtype}"
+        expected = wide[name].value.astype(DTYPES[dtype]).astype(np.float64)
+        assert np.array_equal(p.value.astype(np.float64), expected), f"{name}: updates are lost"
+    (_, optimiser), (_, right) = runs
+    for name in MODEL:
+        for got, expected in ((optimiser.mean, right.mean), (optimiser.square, right.square)):
+            assert got[name].dtype == np.float32 and np.array_equal(got[name], expected[name])
+    other = model_of(seed, dtype=DTYPES[dtype])
+    again = target.AdamW(other, weight_decay=0.1)
+    again.load_state({name: np.array(x) for name, x in optimiser.state().items()})
+    advance(other, again, 100, 60)
+    advance(narrow, optimiser, 100, 60)
+    assert bits(other) == bits(narrow), "read back it goes on another way"
 
 
 # ---- clipping: Eq. 16.22 -------------------------------------------------------------------------
