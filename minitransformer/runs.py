@@ -17,7 +17,7 @@ from minitransformer.training.checkpoints import (
     read_checkpoint,
     write_atomically,
 )
-from minitransformer.training.config import Config, drop_schedule, random_mask, to_flat
+from minitransformer.training.config import Config, drop_schedule, random_mask, rope, to_flat
 from minitransformer.training.loop import Run, Trainer
 
 BASELINES = ("unigram", "bigram", "trigram")
@@ -37,6 +37,9 @@ def build_model(config: Config, vocabulary: int) -> LanguageModel:
         context=model.context,
         expansion=model.expansion,
         positions=model.positions,
+        rope=rope(model),
+        buckets=model.t5_buckets,
+        max_distance=model.t5_max_distance,
         norm=model.norm,
         placement=model.placement,
         activation=model.activation,

@@ -26,6 +26,7 @@ from minitransformer.nn.norms import (
     rms_norm_backward,
     rms_norm_forward,
 )
+from minitransformer.nn.positions import Positions, Rope
 from minitransformer.philox import Draw
 from minitransformer.stochastic.samplers import RandomMask
 
@@ -298,6 +299,19 @@ def test_attention_names_the_argument(given, error, message):
         layer.forward(**{"x": np.ones((2, 3, 8)), "draw": Draw(0), **given})
 
 
+def test_a_memory_has_no_rotation():
+    layer, x = MultiHeadAttention(8, 4, rng=rng()), np.ones((2, 3, 8))
+    made = Positions("rope", width=8, heads=4, context=4, rng=rng())
+    with raises(ValueError, "rotation is of one text's positions: a memory has others, or none"):
+        layer.forward(x, draw=Draw(0), memory=x, rotation=made.rotation(np.arange(3)))
+
+
+@pytest.mark.parametrize("scheme", ["none", "sinusoidal", "rope", "alibi", "t5"])
+def test_only_learned_positions_end_with_the_context(scheme):
+    tokens = np.zeros((1, 9), int)
+    assert model(positions=scheme).forward(tokens, draw=Draw(0))[0].shape == (1, 9, 5)
+
+
 def test_a_drop_rate_without_a_mask_to_draw_is_refused():
     layer = MultiHeadAttention(8, 4, rng=rng())
     layer.forward(np.ones((2, 3, 8)), draw=Draw(0), drop_rate=0.0)
@@ -342,7 +356,34 @@ def test_every_size_of_a_model_is_a_whole_number_from_one_on(name):
     [
         ({"heads": 3}, ValueError, "heads is 3, which does not divide width = 8"),
         ({"groups": 3}, ValueError, "groups is 3, which does not divide heads = 4"),
-        ({"positions": "rope"}, ValueError, "positions must be one of learned, none, got 'rope'"),
+        (
+            {"positions": "late"},
+            ValueError,
+            "positions must be one of learned, none, sinusoidal, rope, alibi, t5, got 'late'",
+        ),
+        ({"rope": Rope()}, ValueError, "rope is for positions='rope', not for 'learned'"),
+        (
+            {"positions": "rope", "heads": 8},
+            ValueError,
+            "positions='rope' turns channels in pairs, and a head has 1",
+        ),
+        (
+            {"positions": "rope", "rope": Rope(width=6)},
+            ValueError,
+            "rope.width must be even and at most the head width 2, got 6",
+        ),
+        (
+            {"positions": "rope", "rope": Rope(layout="thirds")},
+            ValueError,
+            "rope.layout must be one of interleaved, half, got 'thirds'",
+        ),
+        ({"positions": "rope", "rope": Rope(base=1.0)}, ValueError, "base must be a number above"),
+        ({"positions": "t5", "buckets": 1}, ValueError, "buckets must be at least 2, got 1"),
+        (
+            {"positions": "t5", "max_distance": 16},
+            ValueError,
+            "max_distance must be at least 17, got 16",
+        ),
         ({"norm": "batch"}, ValueError, "norm must be one of layer, rms, got 'batch'"),
         ({"placement": "both"}, ValueError, "placement must be one of pre, post, got 'both'"),
         ({"activation": "relu"}, ValueError, "activation must be one of gelu, swiglu, got 'relu'"),

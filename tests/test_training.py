@@ -126,6 +126,13 @@ def test_an_unknown_key_gets_the_nearest_valid_one(wrong, right):
         (["model.attention.groups=3"], r"heads is 4, which model\.attention\.groups = 3"),
         (["training.steps=10"], r"training\.warmup is 100, more than training\.steps = 10"),
         (["stochastic.kind=gumbel", "stochastic.compensation=inverted"], "it cannot be inverted"),
+        (
+            ["model.positions=rope", "model.attention.heads=128"],
+            r"model\.rope_width = 0 \(0: all\) has to be even and at most 1",
+        ),
+        (["model.positions=rope", "model.rope_width=34"], r"even and at most 32"),
+        (["model.positions=rope", "model.rope_base=1"], r"model\.rope_base is 1"),
+        (["model.positions=t5", "model.t5_max_distance=16"], r"t5_max_distance is 16, but half"),
         (["data.validation=0"], "both parts need some text"),
         (["training.steps"], "--set takes table.key=value"),
     ],

@@ -11,8 +11,10 @@ BACKWARD = 1e-10
 # float64, backward against six-point central differences, for targets that do not take complex
 # numbers (1e-11 measured).
 BACKWARD_DIFFERENCES = 1e-8
-# float64, a whole two-layer model in random directions: many more roundings, one projection.
-MODEL = 1e-8
+# float64, a whole two-layer model in random directions by complex step: many more roundings, one
+# projection (1e-13 measured); and by six-point differences.
+MODEL = 1e-10
+MODEL_DIFFERENCES = 1e-8
 # float32 against float64, relative to the norm: 6e-8 a rounding, sums of up to a few thousand
 # terms.
 FLOAT32 = 1e-5

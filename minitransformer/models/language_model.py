@@ -1,12 +1,15 @@
 """A decoder-only Transformer that predicts the next token, with stochastic attention in each block.
 
-    x_0 = E[t] + p,   x_{l+1} = block_l(x_l),   logits = norm(x_L) Eᵀ  (Eq. 16.40)
+    x_0 = s E[t] + p,   x_{l+1} = block_l(x_l),   logits = norm(x_L) Eᵀ  (Eq. 16.40)
 
 E embeds the tokens and, tied, scores them (arXiv:1608.05859): its gradient is the sum of both uses.
+s = 1, but √W where p are sines, which would drown the embedding of a model that begins, as in
+arXiv:1706.03762. Other schemes of positions have no p: see nn/positions.py.
 A block's drop rate follows from its place and the step, by the schedule. In evaluation attention is
 full. With post-norm blocks the last norm is the last block's own.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,17 +22,17 @@ from minitransformer.nn.blocks import BlockCache, DecoderBlock, make_norm
 from minitransformer.nn.embedding import Embedding, EmbeddingCache
 from minitransformer.nn.linear import Linear, linear_backward, linear_forward
 from minitransformer.nn.module import Module
+from minitransformer.nn.positions import Positions, Rope
 from minitransformer.philox import Draw
 from minitransformer.stochastic.compensation import StochasticCache
 from minitransformer.stochastic.samplers import RandomMask
 from minitransformer.stochastic.schedules import Schedule
 
-POSITIONS = ("learned", "none")
-
 
 class LanguageModelCache(NamedTuple):
     tokens: EmbeddingCache
-    positions: EmbeddingCache | None
+    positions: Any
+    bias: Any
     blocks: list[BlockCache]
     norm: Any
     head: Any
@@ -73,6 +76,10 @@ class LanguageModel(Module):
         context: int = 128,
         expansion: int = 4,
         positions: str = "learned",
+        rope: Rope | None = None,
+        buckets: int = 32,
+        max_distance: int = 128,
+        embedding_scale: float | None = None,
         norm: str = "layer",
         placement: str = "pre",
         activation: str = "gelu",
@@ -85,8 +92,6 @@ class LanguageModel(Module):
         dtype: np.typing.DTypeLike = np.float32,
         fast: bool = False,
     ):
-        if positions not in POSITIONS:
-            raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
         require_whole(1, vocabulary=vocabulary, layers=layers, width=width, heads=heads)
         require_whole(1, context=context, expansion=expansion, steps=steps)
         rng = np.random.default_rng(seed)
@@ -94,8 +99,22 @@ class LanguageModel(Module):
         self.schedule = schedule if random_mask is not None else None
         self.random_mask = random_mask
         self.tokens = Embedding(vocabulary, width, rng=rng, dtype=dtype)
-        learned = positions == "learned"
-        self.positions = Embedding(context, width, rng=rng, dtype=dtype) if learned else None
+        if width % heads:
+            raise ValueError(f"heads is {heads}, which does not divide width = {width}")
+        self.positions = Positions(
+            positions,
+            width=width,
+            heads=heads,
+            context=context,
+            rng=rng,
+            rope=rope,
+            buckets=buckets,
+            max_distance=max_distance,
+            dtype=dtype,
+        )
+        if embedding_scale is None:
+            embedding_scale = math.sqrt(width) if positions == "sinusoidal" else 1.0
+        self.embedding_scale = embedding_scale
         self.blocks = [
             DecoderBlock(
                 width,
@@ -136,28 +155,37 @@ class LanguageModel(Module):
     ) -> tuple[Inexact[Array, "B N V"], LanguageModelCache]:
         """Scores of the token after each of `tokens`  (Eq. 16.40)
 
+        A text may be longer than the context, on which the model was trained, unless positions are
+        learned.
+
         Raises
         ------
         TypeError, ValueError
-            If the tokens are no integers in [0, V), or more than the context holds.
+            If the tokens are no integers in [0, V), or more than a table of positions holds.
         """
         require_integers("tokens", tokens)
         if tokens.ndim != 2:
             raise ValueError(f"tokens must have shape (B, N), got {tokens.shape}")
         length = tokens.shape[1]
-        if length > self.context:
-            raise ValueError(f"tokens has {length} positions, the context holds {self.context}")
+        if self.positions.scheme == "learned" and length > self.context:
+            raise ValueError(
+                f"tokens has {length} positions, the context holds {self.context}: learned "
+                "positions end there"
+            )
         # pass 1: embed
+        places = np.arange(length)
         x, token_cache = self.tokens.forward(tokens)
-        position_cache = None
-        if self.positions is not None:
-            p, position_cache = self.positions.forward(np.arange(length))
-            x = x + p
+        if self.embedding_scale != 1:
+            x = x * self.embedding_scale
+        x, position_cache = self.positions.add_forward(x, places)
         # pass 2: the blocks
         keep = causal(length, length, align="lower_right").dense()
+        bias, bias_cache = self.positions.bias_forward(places, places)
+        options: dict[str, Any] = {"rotation": self.positions.rotation(places, length)}
+        options |= {"draw": draw, "keep": keep, "bias": bias}
         caches = []
         for block, rate in zip(self.blocks, self.drop_rates(draw.step), strict=True):
-            x, cache = block.forward(x, draw=draw, keep=keep, drop_rate=rate)
+            x, cache = block.forward(x, drop_rate=rate, **options)
             caches.append(cache)
         # pass 3: score
         norm_cache = None
@@ -169,7 +197,7 @@ class LanguageModel(Module):
             logits, head_cache = self.head.forward(x)
         allowed = length * (length + 1) // 2
         return logits, LanguageModelCache(
-            token_cache, position_cache, caches, norm_cache, head_cache, allowed
+            token_cache, position_cache, bias_cache, caches, norm_cache, head_cache, allowed
         )
 
     def backward(self, dlogits: Inexact[Array, "B N V"], cache: LanguageModelCache) -> None:
@@ -183,12 +211,17 @@ class LanguageModel(Module):
             dx = self.head.backward(dlogits, cache.head)
         if self.norm is not None:
             dx = self.norm.backward(dx, cache.norm)
-        # undo pass 2
+        # undo pass 2: every layer read the bias
+        dbias: Any = 0
         for block, block_cache in zip(reversed(self.blocks), reversed(cache.blocks), strict=True):
-            dx = block.backward(dx, block_cache)
+            dx, dlayer = block.backward(dx, block_cache)
+            dbias = dbias if dlayer is None else dbias + dlayer
+        if cache.bias is not None:
+            self.positions.bias_backward(dbias, cache.bias)
         # undo pass 1
-        if self.positions is not None and cache.positions is not None:
-            self.positions.backward(dx.sum(axis=0), cache.positions)
+        dx = self.positions.add_backward(dx, cache.positions)
+        if self.embedding_scale != 1:
+            dx = dx * self.embedding_scale
         self.tokens.backward(dx, cache.tokens)
 
 

@@ -7,6 +7,9 @@ m = x is self-attention, anything else cross-attention. `split` cuts the width i
 them in front of the positions, (B, N, H·D) -> (B, H, N, D); `join` is its inverse. With fewer
 key/value heads than query heads W_K and W_V are narrower. Stochastic attention drops pairs by the
 layer's own index, so adding a layer changes no other layer's mask. arXiv:1706.03762.
+
+Positions that belong to heads come from outside: with RoPE the scores are of R_i q_i and R_j k_j,
+turned after `split`, while values are not; ALiBi and T5 add a bias to the scores  (Eq. 16.37).
 """
 
 from typing import NamedTuple
@@ -17,7 +20,9 @@ from jaxtyping import Bool, Float, Inexact
 from minitransformer.arrays import Array, require_array, require_whole
 from minitransformer.nn.linear import Linear, LinearCache
 from minitransformer.nn.module import Module
+from minitransformer.nn.positions import Rotation
 from minitransformer.philox import Draw
+from minitransformer.positions.rope import RopeCache
 from minitransformer.stochastic.compensation import (
     StochasticCache,
     stochastic_attention_backward,
@@ -33,6 +38,15 @@ class MultiHeadCache(NamedTuple):
     attention: StochasticCache
     output: LinearCache
     is_self: bool
+    turned: tuple[Rotation, RopeCache, RopeCache] | None = None  # of queries and keys
+
+
+class MultiHeadGrads(NamedTuple):
+    """`memory` is None if x was its own memory, `bias` if there was none."""
+
+    x: Inexact[Array, "*B N W"]
+    memory: Inexact[Array, "*B M W"] | None
+    bias: Inexact[Array, "..."] | None
 
 
 def split_heads(x: Inexact[Array, "*B N W"], heads: int) -> Inexact[Array, "*B H N D"]:
@@ -67,6 +81,7 @@ class MultiHeadAttention(Module):
         groups: int | None = None,
         random_mask: RandomMask | None = None,
         softcap: float | None = None,
+        scale: float | None = None,
         bias: bool = True,
         std: float = 0.02,
         output_std: float | None = None,
@@ -81,7 +96,7 @@ class MultiHeadAttention(Module):
         if heads % groups:
             raise ValueError(f"groups is {groups}, which does not divide heads = {heads}")
         self.width, self.heads, self.groups, self.layer = width, heads, groups, layer
-        self.random_mask, self.softcap, self.fast = random_mask, softcap, fast
+        self.random_mask, self.softcap, self.scale, self.fast = random_mask, softcap, scale, fast
         narrow = width // heads * groups
         for name, fan_out in (("query", width), ("key", narrow), ("value", narrow)):
             made = Linear(width, fan_out, rng=rng, bias=bias, std=std, dtype=dtype)
@@ -101,9 +116,12 @@ class MultiHeadAttention(Module):
         memory: Inexact[Array, "*B M W"] | None = None,
         keep: Bool[Array, "..."] | None = None,
         drop_rate: float | Float[Array, "H"] | None = None,
+        rotation: Rotation | None = None,
+        bias: Inexact[Array, "..."] | None = None,
     ) -> tuple[Inexact[Array, "*B N W"], MultiHeadCache]:
         """Attend from x to `memory` (to x itself if there is none)  (Eq. 16.30). `keep` broadcasts
-        to (*B, H, N, M); `drop_rate` replaces the random mask's own rate.
+        to (*B, H, N, M); `drop_rate` replaces the random mask's own rate; `rotation` turns queries
+        and keys, `bias` is added to the scores  (Eq. 16.37).
 
         Raises
         ------
@@ -121,40 +139,60 @@ class MultiHeadAttention(Module):
             raise ValueError(
                 f"drop_rate is {drop_rate}, but the layer has no random_mask: nothing would drop"
             )
+        if rotation is not None and memory is not None:
+            raise ValueError("rotation is of one text's positions: a memory has others, or none")
         read = x if memory is None else memory
         # pass 1: project and split
         q, query = self.query.forward(x)
         k, key = self.key.forward(read)
         v, value = self.value.forward(read)
-        # pass 2: attend
+        q, k, v = (
+            split_heads(rows, heads)
+            for rows, heads in ((q, self.heads), (k, self.groups), (v, self.groups))
+        )
+        # pass 2: turn
+        turned = None
+        if rotation is not None:
+            q, of_queries = rotation.forward(q)
+            k, of_keys = rotation.forward(k)
+            turned = (rotation, of_queries, of_keys)
+        # pass 3: attend
         attended, attention = stochastic_attention_forward(
-            split_heads(q, self.heads),
-            split_heads(k, self.groups),
-            split_heads(v, self.groups),
+            q,
+            k,
+            v,
             random_mask=self.random_mask,
             draw=draw,
             layer=self.layer,
             keep=keep,
+            bias=bias,
+            scale=self.scale,
             softcap=self.softcap,
             drop_rate=drop_rate,
             fast=self.fast,
             check_finite=False,  # a step that overflows is skipped and counted, not a crash
         )
-        # pass 3: join and project
+        # pass 4: join and project
         out, output = self.output.forward(join_heads(attended))
-        return out, MultiHeadCache(query, key, value, attention, output, memory is None)
+        caches = (query, key, value, attention, output)
+        return out, MultiHeadCache(*caches, is_self=memory is None, turned=turned)
 
-    def backward(
-        self, dout: Inexact[Array, "*B N W"], cache: MultiHeadCache
-    ) -> tuple[Inexact[Array, "*B N W"], Inexact[Array, "*B M W"] | None]:
-        """Gradients of x and of the memory (None if x was its own memory, whose three gradients
-        are summed)."""
-        # undo pass 3
+    def backward(self, dout: Inexact[Array, "*B N W"], cache: MultiHeadCache) -> MultiHeadGrads:
+        """Gradients of x, of the memory and of the bias. What reads itself has one gradient, of
+        queries, keys and values together."""
+        # undo pass 4
         dattended = split_heads(self.output.backward(dout, cache.output), self.heads)
-        # undo pass 2
+        # undo pass 3
         grads = stochastic_attention_backward(dattended, cache.attention)
+        dq, dk = grads.q, grads.k
+        # undo pass 2
+        if cache.turned is not None:
+            rotation, of_queries, of_keys = cache.turned
+            dq, dk = rotation.backward(dq, of_queries), rotation.backward(dk, of_keys)
         # undo pass 1
-        dx = self.query.backward(join_heads(grads.q), cache.query)
-        dmemory = self.key.backward(join_heads(grads.k), cache.key)
+        dx = self.query.backward(join_heads(dq), cache.query)
+        dmemory = self.key.backward(join_heads(dk), cache.key)
         dmemory = dmemory + self.value.backward(join_heads(grads.v), cache.value)
-        return (dx + dmemory, None) if cache.is_self else (dx, dmemory)
+        if cache.is_self:
+            return MultiHeadGrads(dx + dmemory, None, grads.bias)
+        return MultiHeadGrads(dx, dmemory, grads.bias)

@@ -24,6 +24,7 @@ from minitransformer.nn.attention import MultiHeadAttention, MultiHeadCache
 from minitransformer.nn.linear import Linear
 from minitransformer.nn.module import Module
 from minitransformer.nn.norms import LayerNorm, RMSNorm
+from minitransformer.nn.positions import Rotation
 from minitransformer.philox import Draw
 from minitransformer.stochastic.samplers import RandomMask
 
@@ -109,6 +110,11 @@ class BlockCache(NamedTuple):
     feed_forward: FeedForwardCache
 
 
+class BlockGrads(NamedTuple):
+    x: Inexact[Array, "*B N W"]
+    bias: Inexact[Array, "..."] | None  # None if there was no bias
+
+
 class DecoderBlock(Module):
     """Self-attention and feed-forward, each inside a residual  (Eq. 16.31, Eq. 16.32)"""
 
@@ -166,8 +172,12 @@ class DecoderBlock(Module):
         draw: Draw,
         keep: Bool[Array, "..."] | None = None,
         drop_rate: float | Float[Array, "H"] | None = None,
+        rotation: Rotation | None = None,
+        bias: Inexact[Array, "..."] | None = None,
     ) -> tuple[Inexact[Array, "*B N W"], BlockCache]:
+        """What the options mean: see MultiHeadAttention."""
         options: dict[str, Any] = {"draw": draw, "keep": keep, "drop_rate": drop_rate}
+        options |= {"rotation": rotation, "bias": bias}
         if self.placement == "pre":
             h, first = self.attention_norm.forward(x)
             a, attention = self.attention.forward(h, **options)
@@ -182,18 +192,16 @@ class DecoderBlock(Module):
             x, second = self.feed_forward_norm.forward(x + f)
         return x, BlockCache((first, second), attention, feed_forward)
 
-    def backward(
-        self, dout: Inexact[Array, "*B N W"], cache: BlockCache
-    ) -> Inexact[Array, "*B N W"]:
+    def backward(self, dout: Inexact[Array, "*B N W"], cache: BlockCache) -> BlockGrads:
         """The residual hands the gradient on, and adds what comes back through the part."""
         first, second = cache.norms
         if self.placement == "pre":
             df = self.feed_forward.backward(dout, cache.feed_forward)
             dx = dout + self.feed_forward_norm.backward(df, second)
-            da, _ = self.attention.backward(dx, cache.attention)
-            return dx + self.attention_norm.backward(da, first)
+            attention = self.attention.backward(dx, cache.attention)
+            return BlockGrads(dx + self.attention_norm.backward(attention.x, first), attention.bias)
         dx = self.feed_forward_norm.backward(dout, second)
         dx = dx + self.feed_forward.backward(dx, cache.feed_forward)
         dx = self.attention_norm.backward(dx, first)
-        da, _ = self.attention.backward(dx, cache.attention)
-        return dx + da
+        attention = self.attention.backward(dx, cache.attention)
+        return BlockGrads(dx + attention.x, attention.bias)

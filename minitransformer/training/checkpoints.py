@@ -182,6 +182,10 @@ def read_matching(path: Path, about: Mapping[str, Any], tensors: Mapping[str, Ar
     checkpoint = read_checkpoint(path)
     for name, wanted in about.items():
         found = checkpoint.about.get(name)
+        if name == "settings" and isinstance(found, Mapping) and isinstance(wanted, Mapping):
+            # a setting that did not exist then had no other value than what is now the default
+            defaults = configuration.to_flat(Config()).items()
+            found = {key: value for key, value in defaults if key in wanted} | dict(found)
         if isinstance(wanted, Mapping) and isinstance(found, Mapping):
             require_same(path, f"{name}:", found, wanted)
         else:

@@ -16,6 +16,7 @@ from typing import Any
 
 import tomli_w
 
+from minitransformer.nn.positions import SCHEMES, Rope
 from minitransformer.stochastic.samplers import COMPENSATIONS, KINDS, RandomMask
 from minitransformer.stochastic.schedules import OVER_LAYERS, OVER_TRAINING, Schedule
 
@@ -52,9 +53,11 @@ class ModelSettings:
     width: int = setting(128, "numbers per character", low=1)
     context: int = setting(128, "characters the model sees at once", low=8)
     expansion: int = setting(4, "hidden width of the feed-forward part, in units of width", low=1)
-    positions: str = setting(
-        "learned", "how the model knows the order", choices=("learned", "none")
-    )
+    positions: str = setting("learned", "how the model knows the order", choices=SCHEMES)
+    rope_base: float = setting(10000.0, "rope: base of the angles", low=1)
+    rope_width: int = setting(0, "rope: channels of each head that turn; 0: all", low=0)
+    t5_buckets: int = setting(32, "t5: numbers that each head learns", low=2)
+    t5_max_distance: int = setting(128, "t5: from here on all distances share one", low=2)
     norm: str = setting("layer", "what normalises", choices=("layer", "rms"))
     placement: str = setting(
         "pre", "where: before each part, or after its residual", choices=("pre", "post")
@@ -144,6 +147,7 @@ class Config:
                 f"training.warmup is {training.warmup}, more than training.steps = {training.steps}"
             )
         random_mask(self.stochastic)  # raises if its settings do not go together
+        _check_positions(self.model)
         if self.data.validation in (0, 1):
             raise ValueError(
                 f"data.validation is {self.data.validation:g}: both parts need some text"
@@ -162,7 +166,36 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+# ---- what goes together --------------------------------------------------------------------------
+
+
+def _check_positions(model: ModelSettings) -> None:
+    head = model.width // model.attention.heads
+    if model.positions == "rope":
+        turned = model.rope_width or head
+        if turned % 2 or turned > head:
+            raise ValueError(
+                f"model.positions = 'rope' turns channels in pairs: model.rope_width = "
+                f"{model.rope_width} (0: all) has to be even and at most {head}, model.width / "
+                "model.attention.heads"
+            )
+        if model.rope_base == 1:
+            raise ValueError("model.rope_base is 1: no channel would turn slower than another")
+    elif model.positions == "t5" and model.t5_max_distance <= model.t5_buckets // 2:
+        raise ValueError(
+            f"model.t5_max_distance is {model.t5_max_distance}, but half of model.t5_buckets = "
+            f"{model.t5_buckets} have one distance each: it has to lie beyond them"
+        )
+
+
 # ---- what the model is given ---------------------------------------------------------------------
+
+
+def rope(settings: ModelSettings) -> Rope | None:
+    """How heads turn; None: they do not."""
+    if settings.positions != "rope":
+        return None
+    return Rope(base=settings.rope_base, width=settings.rope_width or None)
 
 
 def random_mask(settings: StochasticSettings) -> RandomMask | None:

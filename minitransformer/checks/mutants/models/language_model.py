@@ -37,8 +37,33 @@ class GradientsOverwrittenByTheNextPass(LanguageModel):
 class GradientOfPositionsAveragedOverTheBatch(LanguageModel):
     def backward(self, dlogits, cache):
         super().backward(dlogits, cache)
-        if self.positions is not None:
+        if self.positions.scheme == "learned":
             self.positions.weight.grad /= len(dlogits)
+
+
+@suite.mutant(
+    "LanguageModel", "every layer reads T5's table, every layer teaches it", killed_by=DERIVATIVE
+)
+class BiasLearnsFromTheFirstLayerOnly(LanguageModel):
+    def backward(self, dlogits, cache):
+        first, collect = self.blocks[0], self.positions.bias_backward
+        undo, seen = first.backward, []
+        first.backward = lambda d, c: (seen.append(undo(d, c)), seen[0])[1]
+        self.positions.bias_backward = lambda d, c: collect(seen[0].bias, c)
+        try:
+            super().backward(dlogits, cache)
+        finally:
+            del first.backward, self.positions.bias_backward
+
+
+@suite.mutant("LanguageModel", "√W goes forward and not back", killed_by=DERIVATIVE)
+class ScaleOfTheEmbeddingForgottenInTheBackward(LanguageModel):
+    def backward(self, dlogits, cache):
+        kept, self.embedding_scale = self.embedding_scale, 1.0
+        try:
+            super().backward(dlogits, cache)
+        finally:
+            self.embedding_scale = kept
 
 
 @suite.mutant("LanguageModel", "the backward pass draws a mask of its own", killed_by=DERIVATIVE)
@@ -68,6 +93,14 @@ class TokensShiftedTheWrongWay(LanguageModel):
 class MasksDrawnInEvaluation(LanguageModel):
     def forward(self, tokens, *, draw):
         return super().forward(tokens, draw=draw._replace(training=True))
+
+
+@suite.mutant(
+    "LanguageModel", "the order is never told", killed_by="each_scheme_of_positions_tells_the_order"
+)
+class OrderNeverTold(LanguageModel):
+    def __init__(self, *arguments, positions="learned", rope=None, **options):
+        super().__init__(*arguments, positions="none", **options)
 
 
 @suite.mutant("LanguageModel", "one mask for the whole training", killed_by=MASKS)

@@ -9,6 +9,7 @@ from minitransformer.nn.attention import MultiHeadAttention, join_heads, split_h
 HEADS = "each_head_attends_with_its_own_columns"
 SPLIT = "heads_are_contiguous_columns_and_join_undoes_split"
 DERIVATIVE = "multi_head_backward_is_the_derivative"
+PLACES = "positions_turn_queries_and_keys_and_shift_scores"
 
 
 @suite.mutant("split_heads", "(B, N, W) read as (B, H, N, D): positions mixed", killed_by=SPLIT)
@@ -63,26 +64,26 @@ class MaskNotPassedOn(MultiHeadAttention):
 @suite.mutant("MultiHeadAttention", "x reaches the keys and values as well", killed_by=DERIVATIVE)
 class GradientThroughTheQueriesOnly(MultiHeadAttention):
     def backward(self, dout, cache):
-        dx, dmemory = super().backward(dout, cache)
-        if dmemory is not None:
-            return dx, dmemory
+        found = super().backward(dout, cache)
+        if found.memory is not None:
+            return found
         grads = right.stochastic_attention_backward(
             split_heads(dout @ self.output.weight.value.T, self.heads), cache.attention
         )
-        return join_heads(grads.q) @ self.query.weight.value.T, None
+        return found._replace(x=join_heads(grads.q) @ self.query.weight.value.T)
 
 
 @suite.mutant("MultiHeadAttention", "the memory is read twice: keys, and values",
     killed_by=DERIVATIVE)  # fmt: skip
 class MemoryGradientFromTheValuesOnly(MultiHeadAttention):
     def backward(self, dout, cache):
-        dx, dmemory = super().backward(dout, cache)
-        if dmemory is None:
-            return dx, None
+        found = super().backward(dout, cache)
+        if found.memory is None:
+            return found
         grads = right.stochastic_attention_backward(
             split_heads(dout @ self.output.weight.value.T, self.heads), cache.attention
         )
-        return dx, join_heads(grads.v) @ self.value.weight.value.T
+        return found._replace(memory=join_heads(grads.v) @ self.value.weight.value.T)
 
 
 @suite.mutant("MultiHeadAttention", "= where += belongs",
@@ -102,3 +103,50 @@ class CacheKeptInTheLayer(MultiHeadAttention):
 
     def backward(self, dout, cache):
         return super().backward(dout, self._cache)
+
+
+@suite.mutant("MultiHeadAttention", "values turned like keys", killed_by=PLACES)
+class ValuesTurned(MultiHeadAttention):
+    def forward(self, x, *, rotation=None, **options):
+        if rotation is None:
+            return super().forward(x, **options)
+        kept, self.value = self.value, Turned(self.value, rotation, self.groups)
+        try:
+            return super().forward(x, rotation=rotation, **options)
+        finally:
+            self.value = kept
+
+
+class Turned:
+    """A projection whose heads are turned as well."""
+
+    def __init__(self, part, rotation, heads):
+        self.part, self.rotation, self.heads = part, rotation, heads
+
+    def forward(self, x):
+        out, cache = self.part.forward(x)
+        return join_heads(self.rotation.forward(split_heads(out, self.heads))[0]), cache
+
+
+@suite.mutant("MultiHeadAttention", "positions made and not passed on", killed_by=PLACES)
+class PositionsIgnored(MultiHeadAttention):
+    def forward(self, x, *, rotation=None, bias=None, **options):
+        return super().forward(x, **options)
+
+
+@suite.mutant("MultiHeadAttention", "a turned query is undone by turning it on", killed_by=PLACES)
+class TurnedOnInTheBackward(MultiHeadAttention):
+    def backward(self, dout, cache):
+        if cache.turned is None:
+            return super().backward(dout, cache)
+        rotation, *caches = cache.turned
+        wrong = [c._replace(sin=-c.sin) for c in caches]
+        return super().backward(dout, cache._replace(turned=(rotation, *wrong)))
+
+
+@suite.mutant("MultiHeadAttention", "a bias that nobody hands back does not learn",
+    killed_by=PLACES)  # fmt: skip
+class BiasGradientHalved(MultiHeadAttention):
+    def backward(self, dout, cache):
+        found = super().backward(dout, cache)
+        return found if found.bias is None else found._replace(bias=found.bias / len(dout))

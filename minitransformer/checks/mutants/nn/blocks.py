@@ -39,7 +39,8 @@ class ResidualForgotten(DecoderBlock):
 @suite.mutant("DecoderBlock", "the gradient goes through the branch only", killed_by=DERIVATIVE)
 class ResidualForgottenInTheBackward(DecoderBlock):
     def backward(self, dout, cache):
-        return super().backward(dout, cache) - dout
+        found = super().backward(dout, cache)
+        return found._replace(x=found.x - dout)
 
 
 @suite.mutant("DecoderBlock", "the rate of the schedule never arrives",

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from minitransformer.checks.gradients import assert_close, assert_parameter_gradients, cotangent
 from minitransformer.checks.strategies import seeds
 from minitransformer.checks.suite import Suite
+from minitransformer.nn.positions import Rope
 from minitransformer.philox import Draw
 from minitransformer.stochastic.samplers import RandomMask
 from minitransformer.stochastic.schedules import Schedule
@@ -23,8 +24,14 @@ variants = st.sampled_from(
         {"random_mask": BLOCK, "placement": "post", "groups": 1, "softcap": 5.0},
         {"random_mask": INVERTED, "norm": "rms", "activation": "swiglu", "tied": False,
             "positions": "none", "heads": 4, "groups": 2},
+        {"random_mask": ELEMENT, "positions": "t5", "buckets": 4, "max_distance": 5},
+        {"random_mask": INVERTED, "positions": "alibi", "groups": 1},
+        {"random_mask": BLOCK, "positions": "rope", "norm": "rms"},
+        {"positions": "rope", "rope": Rope(100.0, 2, "interleaved"), "softcap": 5.0},
+        {"random_mask": ELEMENT, "positions": "sinusoidal", "placement": "post"},
     ]
 )  # fmt: skip
+schemes = st.sampled_from(["learned", "sinusoidal", "rope", "alibi", "t5"])
 
 
 def built(target, seed=0, **options):
@@ -53,7 +60,7 @@ def every_parameter_has_its_derivative(target, options):
     model.backward(dlogits, cache)
 
     def loss():
-        return float((dlogits * model.forward(tokens, draw=draw)[0]).sum())
+        return (dlogits * model.forward(tokens, draw=draw)[0]).sum()
 
     assert_parameter_gradients(loss, model.parameters(), 3)
     once = {name: p.grad.copy() for name, p in model.parameters().items()}
@@ -72,6 +79,19 @@ def a_later_token_changes_no_earlier_score(target, options, seed, at):
     after, _ = model.forward(changed, draw=draw)
     assert_close(after[:, :at], before[:, :at], what="scores of the past")
     assert not np.array_equal(after[:, at], before[:, at]), "a token does not matter to itself"
+
+
+@suite.property("LanguageModel", scheme=schemes, seed=seeds)
+def each_scheme_of_positions_tells_the_order(target, scheme, seed):
+    """Two tokens of the past exchanged change the last score (Eq. 16.40); a single layer without
+    positions cannot see that."""
+    model = built(target, 1, layers=1, positions=scheme, buckets=4, max_distance=5)
+    tokens = np.random.default_rng(seed).permutation(VOCABULARY)[None, :CONTEXT]
+    draw = Draw(seed, training=False)
+    before = model.forward(tokens, draw=draw)[0][:, -1]
+    exchanged = tokens[:, [0, 2, 1, *range(3, CONTEXT)]]
+    after = model.forward(exchanged, draw=draw)[0][:, -1]
+    assert np.abs(after - before).max() > 1e-9, "the order makes no difference"
 
 
 @suite.property("LanguageModel", options=variants, seed=seeds)

@@ -13,7 +13,9 @@ from minitransformer.checks.gradients import (
 )
 from minitransformer.checks.strategies import normal, seeds
 from minitransformer.checks.suite import Suite
+from minitransformer.nn.positions import Rotation
 from minitransformer.philox import Draw
+from minitransformer.positions.rope import rope_forward, rope_tables
 from minitransformer.stochastic.samplers import RandomMask
 
 suite = Suite("nn.attention")
@@ -83,7 +85,8 @@ def multi_head_backward_is_the_derivative(target, shape, seed):
     out, cache = layer.forward(x, draw=draw, memory=memory)
     dout = cotangent(out, seed)
     layer.zero_grad()
-    dx, dmemory = layer.backward(dout, cache)
+    dx, dmemory, dbias = layer.backward(dout, cache)
+    assert dbias is None, "there was no bias"
     inputs, gradients = {"x": x}, {"x": dx}
     if memory is None:
         assert dmemory is None, "a layer that reads its own input has no gradient of a memory"
@@ -97,7 +100,53 @@ def multi_head_backward_is_the_derivative(target, shape, seed):
     )
 
     def loss():
-        return float((dout * layer.forward(x, draw=draw, memory=memory)[0]).sum())
+        return (dout * layer.forward(x, draw=draw, memory=memory)[0]).sum()
+
+    assert_parameter_gradients(loss, layer.parameters(), seed)
+
+
+@suite.property("MultiHeadAttention", shape=st.sampled_from([(2, 1, 4, 3, None),
+    (3, 3, 2, 4, None)]), seed=st.sampled_from([3, 4]), rotated=st.booleans(),
+    biased=st.booleans())  # fmt: skip
+def positions_turn_queries_and_keys_and_shift_scores(target, shape, seed, rotated, biased):
+    """R_i q_i · R_j k_j + b_ij, values as they are (Eq. 16.37), and the derivative of it all, of
+    the bias too, which the batch shares."""
+    heads, groups, width, rows, _ = shape
+    layer, x, _ = made(target, shape, seed)
+    tables = rope_tables(np.arange(rows) + 2, width)
+    options = {"rotation": Rotation(tables, "half") if rotated else None}
+    bias = normal((heads, rows, rows), seed ^ 5) if biased else None
+
+    def project(part, count):
+        flat = x @ part.weight.value + part.bias.value
+        return np.swapaxes(flat.reshape(2, rows, count, width), 1, 2)
+
+    def turn(rows_):
+        return rope_forward(rows_, *tables, layout="half")[0] if rotated else rows_
+
+    q, k = turn(project(layer.query, heads)), turn(project(layer.key, groups))
+    v = np.repeat(project(layer.value, groups), heads // groups, axis=1)
+    k = np.repeat(k, heads // groups, axis=1)
+    e = np.exp(q @ np.swapaxes(k, -1, -2) / math.sqrt(width) + (0 if bias is None else bias))
+    mixed = np.swapaxes(e / e.sum(axis=-1, keepdims=True) @ v, 1, 2).reshape(x.shape)
+    out, cache = layer.forward(x, draw=EVALUATION, bias=bias, **options)
+    assert_close(out, mixed @ layer.output.weight.value + layer.output.bias.value)
+
+    dout = cotangent(out, seed)
+    layer.zero_grad()
+    grads = layer.backward(dout, cache)
+    inputs, gradients = {"x": x}, {"x": grads.x}
+    if biased:
+        inputs["bias"], gradients["bias"] = bias, grads.bias
+    assert_gradients(
+        lambda x, bias=None: layer.forward(x, draw=EVALUATION, bias=bias, **options)[0],
+        gradients,
+        inputs,
+        dout,
+    )
+
+    def loss():
+        return (dout * layer.forward(x, draw=EVALUATION, bias=bias, **options)[0]).sum()
 
     assert_parameter_gradients(loss, layer.parameters(), seed)
 

@@ -73,21 +73,23 @@ def feed_forward_is_two_layers_at_each_position(target, seed, activation, n):
 @suite.property("DecoderBlock", seed=st.just(3), placement=placements, norm=norms,
     activation=activations)  # fmt: skip
 def block_backward_is_the_derivative(target, seed, placement, norm, activation):
-    """The gradient of x and of every parameter, random masks drawn."""
+    """The gradient of x, of the bias and of every parameter, random masks drawn."""
     options = {"placement": placement, "norm": norm, "activation": activation}
     block = block_of(target, seed, random_mask=RandomMask("element", 0.5), **options)
     x, draw = normal((1, 3, WIDTH), seed), Draw(seed, 1)
     keep = np.tri(3, dtype=np.bool_)
 
-    def forward(x):
-        return block.forward(x, draw=draw, keep=keep)[0]
+    bias = normal((2, 3, 3), seed)
 
-    out, cache = block.forward(x, draw=draw, keep=keep)
+    def forward(x, bias=bias):
+        return block.forward(x, draw=draw, keep=keep, bias=bias)[0]
+
+    out, cache = block.forward(x, draw=draw, keep=keep, bias=bias)
     dout = cotangent(out, seed)
     block.zero_grad()
-    dx = block.backward(dout, cache)
-    assert_gradients(forward, {"x": dx}, {"x": x}, dout)
-    assert_parameter_gradients(lambda: float((dout * forward(x)).sum()), block.parameters(), seed)
+    grads = block.backward(dout, cache)
+    assert_gradients(forward, grads._asdict(), {"x": x, "bias": bias}, dout)
+    assert_parameter_gradients(lambda: (dout * forward(x)).sum(), block.parameters(), seed)
 
 
 @suite.property("DecoderBlock", seed=seeds, rate=st.sampled_from([0.0, 1.0]))
