@@ -4,7 +4,9 @@ Sizes are hostile on purpose: 0 and 1, primes, N != M, D != E. Values come from 
 than one by one: that is fast, and shrinking the shape is what makes a counter-example small.
 """
 
-import ml_dtypes  # noqa: F401  # so that NumPy knows bfloat16 by its name
+from typing import Any
+
+import ml_dtypes  # so that NumPy knows bfloat16 by its name, too
 import numpy as np
 from hypothesis import strategies as st
 
@@ -19,12 +21,23 @@ leading_axes = st.sampled_from([(), (1,), (2,), (2, 3), (0,)])
 magnitudes = st.sampled_from([0.5, 3.0, 30.0])
 
 
+def held(x: Any) -> Any:
+    """A number or array rounded to what the dtype of the target can hold, in float64."""
+    narrow = np.asarray(x).astype(np.dtype(tolerances.working_dtype()))
+    return narrow.astype(np.float64)[()]
+
+
+def reachable(far: float) -> float:
+    """`far`, or what the dtype of the target holds with room to spare."""
+    most = float(ml_dtypes.finfo(tolerances.working_dtype()).max) / 8
+    return float(held(min(far, most)))
+
+
 def normal(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> Array:
     """Standard normal numbers times `scale`, rounded to three decimals so that a person can read
     them, and to what the dtype of the target can hold, so that it computes on the same numbers."""
-    drawn = np.round(np.random.default_rng(seed).standard_normal(shape) * scale, 3)
-    held = drawn.astype(np.dtype(tolerances.working_dtype()))
-    return np.asarray(held.astype(np.float64))
+    drawn = np.random.default_rng(seed).standard_normal(shape)
+    return np.asarray(held(np.round(drawn * scale, 3)))
 
 
 @st.composite

@@ -13,7 +13,7 @@ from minitransformer.checks.properties.nn import DTYPES, assert_rounded_once, dt
 from minitransformer.checks.strategies import normal, seeds
 from minitransformer.checks.suite import Suite
 from minitransformer.checks.tolerances import BACKWARD as GRADIENT
-from minitransformer.checks.tolerances import of_dtype
+from minitransformer.checks.tolerances import at_least, of_dtype
 
 suite = Suite("attention.linear")
 
@@ -236,7 +236,8 @@ def the_output_lies_among_the_values(target, case, seed):
     moved, _ = case._replace(v=case.v + constant).of(target)
     assert_close(moved, out + np.where(case.alive[..., None], constant, 0), what="out of v + c")
     least, most = case.v.min(initial=0), case.v.max(initial=0)
-    assert ((out >= least - 1e-9) & (out <= most + 1e-9)).all(), "outside the values"
+    slack = at_least(1e-9) * max(1.0, most, -least)
+    assert ((out >= least - slack) & (out <= most + slack)).all(), "outside the values"
 
 
 # ---- the state -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def assert_rounded_once(got: Array, expected: Array, dtype: str, what: str = "re
     stored narrow once: half a unit of each entry, beside the error of the wider arithmetic."""
     assert got.dtype == DTYPES[dtype], f"{what}: got dtype {got.dtype}, expected {dtype}"
     unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, 0.0)
-    wide = tolerances.of_dtype("float64" if dtype == "float64" else "float32")
+    wide = tolerances.at_least(tolerances.of_dtype("float64" if dtype == "float64" else "float32"))
     largest = max(1.0, float(np.abs(expected).max(initial=0)))
     error = np.abs(got.astype(np.float64) - expected)
     assert (error <= unit * np.abs(expected) + wide * largest).all(), (

@@ -14,7 +14,7 @@ from minitransformer.checks.gradients import assert_close, assert_gradients, cot
 from minitransformer.checks.properties.attention.dense import SHAPES, folded
 from minitransformer.checks.properties.nn import DTYPES, assert_rounded_once, dtypes
 from minitransformer.checks.properties.sparse.block_mask import keep_of
-from minitransformer.checks.strategies import normal, seeds
+from minitransformer.checks.strategies import normal, reachable, seeds
 from minitransformer.checks.suite import Suite
 from minitransformer.checks.tolerances import BACKWARD as GRADIENT
 from minitransformer.sparse.block_mask import from_dense, to_dense
@@ -195,7 +195,7 @@ def disjoint_layouts_merge_into_their_union(target, case, seed):
 def huge_scores_pick_the_largest_wherever_it_is(target, seed, far, place):
     """Eq. 11.2 on the scale of the largest so far: nothing overflows, and what was carried loses
     its weight when a larger one comes, in the first tile or in the last."""
-    q = np.array([[[1.0]]])
+    q, far = np.array([[[1.0]]]), reachable(far)
     rest = -np.random.default_rng(seed).random(9)
     rest[place] = 1.0
     v = normal((1, 9, 2), seed)
