@@ -1,6 +1,7 @@
 """`minitransformer learn`: copy the chapters out, watch a file, judge, hint."""
 
 import contextlib
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -217,7 +218,7 @@ def check(
 def hint(number: Number = None, folder: Folder = None) -> None:
     """Show the next hint: a question, then where to look, then one line."""
     from minitransformer.course.hints import hints_of
-    from minitransformer.course.judge import headline
+    from minitransformer.course.judge import WIDTH, headline
 
     with _telling():
         workspace = _open(folder)
@@ -226,7 +227,9 @@ def hint(number: Number = None, folder: Folder = None) -> None:
         shown = min(workspace.hints.get(task.number, 0) + 1, len(hints))
         typer.secho(headline(task), bold=True)
         for n, text in enumerate(hints[:shown], 1):
-            typer.echo(f"  {n}  {text}")
+            typer.echo(
+                textwrap.fill(text, WIDTH, initial_indent=f"  {n}  ", subsequent_indent="     ")
+            )
         if shown < len(hints):
             typer.echo(f"\n  ({len(hints) - shown} more: ask again)")
         workspace.hints[task.number] = shown

@@ -1,5 +1,6 @@
 """The verdict on one task: properties in their order until one is false, and how that is said."""
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from minitransformer.course.tasks import Task, mutants, statements
 WIDTH = 78
 SECONDS = 10.0  # for one property: a right solution takes well under one
 MEMORY = 2048  # MiB
+NO_BREAK = "\u00a0"
 
 
 class Outcome(NamedTuple):
@@ -107,7 +109,7 @@ def report(task: Task, outcome: Outcome) -> list[str]:
     if verdict.example:
         lines += ["", "  smallest case found:"]
         for name, value in verdict.example.items():
-            lines += _wrapped(f"    {name} = ", value)
+            lines += _wrapped(f"    {name} = ", _by_rows(value))
     why = {m.name: m.why for m in mutants(task)}
     known = [name for name in verdict.same_as if name in why]
     if known:
@@ -116,8 +118,14 @@ def report(task: Task, outcome: Outcome) -> list[str]:
     return lines
 
 
+def _by_rows(value: str) -> str:
+    """An array as text that is broken between rows, not inside them."""
+    return re.sub(r"\[[^\[\]]*\]", lambda row: row[0].replace(" ", NO_BREAK), value)
+
+
 def _wrapped(head: str, text: str) -> list[str]:
-    return textwrap.wrap(
+    lines = textwrap.wrap(
         text, WIDTH, initial_indent=head, subsequent_indent=" " * min(len(head), 10),
         break_on_hyphens=False,
     ) or [head]  # fmt: skip
+    return [line.replace(NO_BREAK, " ") for line in lines]
